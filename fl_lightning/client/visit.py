@@ -1,0 +1,194 @@
+"""One client's visit: what every engine does at its start, and at its end inside the client's boundary."""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from fl_lightning.algorithms.algorithm import Algorithm
+from fl_lightning.data.loading import poisson_rate, visit_plan
+from fl_lightning.errors import FLError, PrivacyError
+from fl_lightning.local.solver import Batch, Context, Objective, SolverState
+from fl_lightning.records import ClientState, Message, ServerState, Vector
+from fl_lightning.rng import generator
+from fl_lightning.uplink.stage import send
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """How long and in what batches a client trains: E epochs of batches of B, at most `max_steps` steps."""
+
+    batch_size: int
+    local_epochs: int = 1
+    max_steps: int | None = None
+
+
+@dataclass(frozen=True)
+class Visit:
+    """One client's turn in one round."""
+
+    round: int
+    client: int
+    state: ClientState = field(default_factory=dict)
+
+
+class VisitObjective(Objective, Protocol):
+    """A loss with a device and with buffers that travel with the model."""
+
+    @property
+    def device(self) -> torch.device: ...
+
+    def buffers(self) -> dict[str, Tensor]: ...
+
+    def set_buffers(self, buffers: Mapping[str, Tensor]) -> None: ...
+
+
+class Store(Protocol):
+    """Examples by number."""
+
+    def batch(self, indices: Tensor) -> Batch: ...
+
+
+@dataclass(frozen=True)
+class ClientSide:
+    """Everything a visit needs that stays the same all run: algorithm, data, shards, loss, schedule, seed."""
+
+    algorithm: Algorithm
+    objective: VisitObjective
+    store: Store
+    shards: Sequence[Tensor]
+    schedule: Schedule
+    seed: int
+    batch_norm: bool = False
+
+    @property
+    def private_samples(self) -> bool:
+        return self.algorithm.protection.level == "sample"
+
+
+@dataclass
+class OpenVisit:
+    """A visit under way: its solver state moves step by step, the rest stands."""
+
+    visit: Visit
+    x: Vector
+    ctx: Context
+    batches: list[Tensor]
+    last_epoch: int
+    solver: SolverState
+
+
+def plan(side: ClientSide, visit: Visit) -> tuple[list[Tensor], int]:
+    """The visit's batches as indices into the store, and how many of them are its last epoch."""
+    shard = side.shards[visit.client]
+    batches, last = visit_plan(
+        len(shard),
+        side.schedule.batch_size,
+        side.schedule.local_epochs,
+        generator(side.seed, "batches", visit.round, visit.client),
+        poisson=side.private_samples,
+        max_steps=side.schedule.max_steps,
+        merge_single=side.batch_norm,
+    )
+    return [shard[positions] for positions in batches], last
+
+
+def open_visit(side: ClientSide, server: ServerState, visit: Visit) -> OpenVisit:
+    """Loads the server's model and buffers; returns the visit before its first step."""
+    device = side.objective.device
+    x = server.w.to(device)
+    side.objective.set_buffers(server.buffers)
+    batches, last = plan(side, visit)
+    samples = len(side.shards[visit.client])
+    ctx = Context(
+        client=visit.client,
+        anchor=x,
+        objective=side.objective,
+        noise=generator(side.seed, "noise", visit.round, visit.client),
+        expected_batch=samples * poisson_rate(samples, side.schedule.batch_size) if samples else 1.0,
+        server={name: vector.to(device) for name, vector in server.extra.items()},
+        state={name: vector.to(device) for name, vector in visit.state.items()},
+    )
+    return OpenVisit(visit, x, ctx, batches, last, side.algorithm.solver.init(x))
+
+
+def guard(side: ClientSide, opened: OpenVisit) -> None:
+    """At level "sample" every step must follow exactly one private gradient.
+
+    Raises:
+        PrivacyError: the direction about to be stepped along was not privatised.
+    """
+    if side.private_samples and opened.ctx.spent[0] != opened.solver.steps + 1:
+        raise PrivacyError(
+            f"client {opened.visit.client}, round {opened.visit.round}: step {opened.solver.steps + 1} follows "
+            f"{opened.ctx.spent[0] - opened.solver.steps} private gradients, it must follow exactly one; "
+            "put `private` first in the solver's transforms"
+        )
+
+
+def close_visit(side: ClientSide, opened: OpenVisit) -> Message:
+    """Measures, declares and sends: the upload as it leaves the client, on the CPU."""
+    visit, state = opened.visit, opened.solver
+    last_epoch = [side.store.batch(indices) for indices in opened.batches[len(opened.batches) - opened.last_epoch :]]
+    scalars: dict[str, float] = {}
+    if state.steps:
+        for measure in side.algorithm.measures:
+            scalars |= measure(state, opened.ctx, last_epoch)
+    samples = len(side.shards[visit.client])
+    releases = ()
+    if side.private_samples and state.steps:
+        rate = poisson_rate(samples, side.schedule.batch_size)
+        releases = (side.algorithm.protection.gradient_release(visit.client, rate, state.steps),)
+    message = Message(
+        client=visit.client,
+        num_samples=samples,
+        steps=state.steps,
+        vectors={"delta": (state.y - opened.x).cpu()},
+        scalars=scalars,
+        buffers=side.objective.buffers(),
+        releases=releases,
+        oracle={} if state.train_loss is None else {"train_loss": state.train_loss},
+    )
+    return send(message, side.algorithm.uplink, generator(side.seed, "uplink", visit.round, visit.client))
+
+
+def untrained(side: ClientSide, visit: Visit, server: ServerState) -> Message:
+    """The message of a client that has no batch to train on: zero steps, so it weighs nothing."""
+    return Message(
+        client=visit.client,
+        num_samples=len(side.shards[visit.client]),
+        steps=0,
+        vectors={"delta": torch.zeros_like(server.w)},
+        buffers=dict(server.buffers),
+    )
+
+
+def has_batch_norm(model: torch.nn.Module) -> bool:
+    """Whether any layer normalises over the batch."""
+    from torch.nn.modules.batchnorm import _BatchNorm
+
+    return any(isinstance(layer, _BatchNorm) for layer in model.modules())
+
+
+def check_trainable(side: ClientSide, sizes: Mapping[int, int]) -> None:
+    """Refuses a BatchNorm model for clients of one example, which it cannot train on.
+
+    Raises:
+        PrivacyError: BatchNorm under per-example privacy mixes the examples of a batch.
+        FLError: a client holds one example only.
+    """
+    if not side.batch_norm:
+        return
+    if side.private_samples:
+        raise PrivacyError(
+            "model has BatchNorm and privacy.level=sample: batch statistics mix examples, so no per-example bound "
+            "holds; use a model with GroupNorm or without normalisation"
+        )
+    single = [client for client, samples in sizes.items() if samples == 1]
+    if single:
+        raise FLError(
+            f"client {single[0]} holds 1 example and the model has BatchNorm, which needs 2 to train; "
+            "raise partition.min_samples to 2 or use a model without BatchNorm"
+        )

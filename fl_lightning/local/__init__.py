@@ -1,0 +1,1 @@
+"""What a client computes: solver, optimizers and gradient transforms on flat vectors."""

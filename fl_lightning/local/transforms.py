@@ -1,0 +1,120 @@
+"""Gradient transforms: (grad_fn, context) -> grad_fn. A client-side method is a chain of them.
+
+    sam(rho)       g(w + rho g/||g||; xi),  g = g(w; xi)                     Foret et al. 2021, Eq. 2-3; paper Eq. 8-9
+    asam(rho)      g(w + rho T^2 g/||T g||; xi),  T = |w| + eta              Kwon et al. 2021, Eq. 8-9
+    prox(mu)       g(w; xi) + mu (w - x)                                     Li et al. 2020, FedProx
+    private(C, z)  (sum_i clip(g_i(w), C) + N(0, (z C)^2 I)) / (q n)         Abadi et al. 2016, Algorithm 1
+    ascend_previous(rho)   g(w + rho p/||p||; xi),  p = the previous private direction     Park et al. 2023, DP-SAT
+
+SAM under a clipped step is private only if the ascent direction is itself private: `ascend_previous` takes it from a
+gradient that has been released already, so it costs nothing.
+"""
+
+from collections.abc import Sequence
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.local.solver import Batch, Context, GradFn, GradTransform
+from fl_lightning.records import Vector
+
+TINY = 1e-12
+"""Keeps e = rho g / (||g|| + TINY) at zero for a zero gradient."""
+
+
+def ascent(rho: float, g: Vector) -> Vector:
+    """e = rho g / ||g||_2 over the whole vector (paper Eq. 8); zero where g is zero."""
+    return g * (rho / (torch.linalg.vector_norm(g) + TINY))
+
+
+def sam(rho: float) -> GradTransform:
+    """Sharpness-aware minimization with radius `rho` >= 0 in parameter space. Two gradients a step."""
+
+    def transform(grad: GradFn, ctx: Context) -> GradFn:
+        def ascend_then_grad(w: Vector, batch: Batch) -> Vector:
+            return grad(w + ascent(rho, grad(w, batch)), batch)
+
+        return ascend_then_grad
+
+    return transform
+
+
+def asam(rho: float, eta: float = 0.01) -> GradTransform:
+    """Adaptive SAM: the ball is measured in units of |w| + eta, which makes it invariant to rescaled layers."""
+
+    def transform(grad: GradFn, ctx: Context) -> GradFn:
+        def ascend_then_grad(w: Vector, batch: Batch) -> Vector:
+            scale = w.abs() + eta
+            scaled = scale * grad(w, batch)
+            return grad(w + scale * ascent(rho, scaled), batch)
+
+        return ascend_then_grad
+
+    return transform
+
+
+def sharpness_aware(rho: float, variant: Literal["sam", "asam"]) -> GradTransform:
+    """`sam(rho)` or `asam(rho)`."""
+    return {"sam": sam, "asam": asam}[variant](rho)
+
+
+def prox(mu: float) -> GradTransform:
+    """The gradient of mu/2 ||w - x||^2 added; x is the server's model at the start of the visit."""
+
+    def transform(grad: GradFn, ctx: Context) -> GradFn:
+        return lambda w, batch: torch.add(grad(w, batch), w - ctx.anchor, alpha=mu)
+
+    return transform
+
+
+def ascend_previous(rho: float) -> GradTransform:
+    """SAM whose ascent follows the last private direction; the first step of a visit ascends nowhere."""
+
+    def transform(grad: GradFn, ctx: Context) -> GradFn:
+        def ascend_then_grad(w: Vector, batch: Batch) -> Vector:
+            return grad(w if ctx.previous is None else w + ascent(rho, ctx.previous), batch)
+
+        return ascend_then_grad
+
+    return transform
+
+
+def clipped_sum(gradients: Tensor, clip: float) -> Vector:
+    """sum_i g_i min(1, clip/||g_i||) over the rows of [B, d]; the zero vector for no rows."""
+    norms = torch.linalg.vector_norm(gradients, dim=1)
+    return (clip / norms).clamp_max(1.0) @ gradients
+
+
+def gaussian(like: Vector, std: float, noise: torch.Generator) -> Vector:
+    """N(0, std^2 I) of `like`'s shape, type and device, always drawn on the CPU so that devices agree."""
+    return torch.randn(like.shape, generator=noise, dtype=like.dtype).mul_(std).to(like.device)
+
+
+def private(clip: float, multipliers: Sequence[float], physical_batch_size: int | None = None) -> GradTransform:
+    """DP-SGD's gradient: each example clipped, Gaussian noise on the sum, a constant denominator.
+
+    An empty Poisson batch is released like any other: noise alone.
+
+    Args:
+        clip: C > 0, the L2 bound of one example's gradient.
+        multipliers: z_k = noise std / C of each client k.
+        physical_batch_size: most rows of [B, d] held at once; a larger batch is summed in parts.
+    """
+
+    def transform(grad: GradFn, ctx: Context) -> GradFn:
+        def private_gradient(w: Vector, batch: Batch) -> Vector:
+            inputs, labels = batch
+            rows = physical_batch_size or max(1, len(labels))
+            total = torch.zeros_like(w)
+            for start in range(0, len(labels), rows):
+                part = inputs[start : start + rows], labels[start : start + rows]
+                total += clipped_sum(ctx.objective.per_sample_gradients(w, part), clip)
+            ctx.spent[0] += 1
+            if multipliers[ctx.client]:
+                total += gaussian(w, multipliers[ctx.client] * clip, ctx.noise)
+            return total / ctx.expected_batch
+
+        return private_gradient
+
+    return transform
