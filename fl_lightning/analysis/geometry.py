@@ -1,7 +1,7 @@
 """Sharpness of a loss surface, exactly and to first order.
 
-    S = max_{||e|| <= rho} F(w + e) - F(w)          SAM-ADPFL Eq. 10
-    S ~ rho ||grad F(w)||                            Eq. 11;  |difference| <= L rho^2 / 2 for an L-smooth F (Prop. 1)
+S = max_{||e|| <= rho} F(w + e) - F(w)          SAM-ADPFL Eq. 10
+S ~ rho ||grad F(w)||                            Eq. 11;  |difference| <= L rho^2 / 2 for an L-smooth F (Prop. 1)
 """
 
 import torch

@@ -1,0 +1,165 @@
+"""What a run promises, in words and as JSON: no epsilon without its unit, delta, neighbours and trust model."""
+
+import math
+from collections.abc import Mapping
+from decimal import ROUND_CEILING, Context
+from typing import Any
+
+from fl_lightning.errors import PrivacyError
+from fl_lightning.privacy.accountants import ORDERS
+from fl_lightning.privacy.ledger import Ledger, Segment, finite_or_none
+
+LEVELS = {
+    "sample": ("sample", "one example of a client", "Each example's gradient was clipped to norm {clip}."),
+    "update": ("client", "all data of one client", "Each client's update was clipped to norm {clip}."),
+}
+"""Level -> the ledger's unit, the unit in words, what was clipped."""
+
+NEIGHBOURS = {
+    ("sample", "add_remove"): "one example of a client is added or removed",
+    ("sample", "zero_out"): "one example of a client contributes nothing",
+    ("sample", "replace_one"): "one example of a client is replaced by any other",
+    ("client", "add_remove"): "one client is added or removed",
+    ("client", "zero_out"): "one client contributes nothing",
+    ("client", "replace_one"): "all data of one client are replaced by any other data",
+}
+
+TRUST_MODELS = {
+    "local": "each client protects its own upload, so neither the server nor another client need be trusted",
+    "central": "the server is trusted to see the uploads and to add the noise to their sum",
+    "distributed": "each client adds a share of the noise, which protects only under secure aggregation of the uploads",
+}
+
+CAVEATS = (
+    "The noise is pseudo-random and follows from the run's seed, so this is a simulation, not a deployment: whoever "
+    "knows the seed can remove the noise.",
+    "Hyper-parameters chosen by looking at several runs cost privacy that is not accounted for here.",
+)
+
+
+def statement(
+    ledger: Ledger,
+    *,
+    level: str,
+    clip_norm: float,
+    trust_model: str = "local",
+    sizes: Mapping[int, int] | None = None,
+) -> str:
+    """One paragraph: unit, epsilon, delta, neighbours, sampling, accountant, trust model, worst client, caveats.
+
+    Args:
+        ledger: the account of the run.
+        level: "sample" or "update"; must fit the ledger's unit.
+        clip_norm: the L2 bound of one contribution.
+        trust_model: "local", "central" or "distributed".
+        sizes: how many examples each client of the federation holds, for n and the check of delta against 1/n.
+
+    Raises:
+        PrivacyError: a level or trust model that is not known or does not fit the ledger.
+    """
+    facts = summary(ledger, level=level, clip_norm=clip_norm, trust_model=trust_model, sizes=sizes)
+    unit, clipping = LEVELS[level][1:]
+    worst = facts["worst_client"]
+    if worst is None:
+        return f"Nothing was released by any client: epsilon is 0 (unit: {unit})."
+    if facts["infinite"]:
+        return (
+            f"No privacy is claimed (unit: {unit}): epsilon is infinite, because client {worst} made a release without "
+            "noise."
+        )
+    size = f", which holds n = {facts['n']} examples," if level == "sample" and facts["n"] else ""
+    sentences = [
+        f"Differential privacy for {unit}: epsilon = {_upward(ledger.epsilon())} at delta = {ledger.delta:g}, the "
+        "largest over all clients, where neighbouring data differ in that "
+        f"{NEIGHBOURS[ledger.unit, ledger.adjacency]}.",
+        f"The largest is client {worst}'s{size} after "
+        + " and ".join(_describe(segment, count) for segment, count in ledger.counts_of(worst).items())
+        + ".",
+        clipping.format(clip=f"{clip_norm:g}"),
+        f"Accountant: Renyi differential privacy, orders {ORDERS[0]:g} to {ORDERS[-1]:g}, improved conversion.",
+        f"Trust model {trust_model}: {TRUST_MODELS[trust_model]}.",
+        *facts["warnings"],
+        *CAVEATS,
+    ]
+    return " ".join(sentences)
+
+
+def summary(
+    ledger: Ledger,
+    *,
+    level: str,
+    clip_norm: float,
+    trust_model: str = "local",
+    sizes: Mapping[int, int] | None = None,
+) -> dict[str, Any]:
+    """The facts of `statement` as JSON; arguments and errors as there.
+
+    `epsilon` is None where it is infinite, and `infinite` is then true: JSON has no infinity. `n` counts protected
+    units: examples of the worst client at level sample, clients at level update. `releases` are those of the worst
+    client. `warnings` are sentences to be stored and shown with the run.
+    """
+    if level not in LEVELS or LEVELS[level][0] != ledger.unit:
+        raise PrivacyError(
+            f"privacy.level={level!r} does not fit a ledger with unit={ledger.unit}: use sample or update"
+        )
+    if trust_model not in TRUST_MODELS:
+        raise PrivacyError(f"trust model {trust_model!r} is not known: use one of {', '.join(TRUST_MODELS)}")
+    worst, spent = ledger.worst_client(), ledger.epsilon()
+    counts = {} if worst is None else ledger.counts_of(worst)
+    units = None if not sizes else len(sizes) if level == "update" else sizes.get(-1 if worst is None else worst)
+    return {
+        "level": level,
+        "unit": ledger.unit,
+        "epsilon": finite_or_none(spent),
+        "infinite": math.isinf(spent),
+        "delta": ledger.delta,
+        "adjacency": ledger.adjacency,
+        "sampling": " and ".join(sorted({segment.sampling for segment in counts})) or None,
+        "accountant": ledger.accountant,
+        "trust_model": trust_model,
+        "clip_norm": clip_norm,
+        "worst_client": worst,
+        "n": units,
+        "releases": [
+            {
+                "covers": list(segment.covers),
+                "mechanism": segment.mechanism,
+                "noise_multiplier": segment.noise_multiplier,
+                "sampling": segment.sampling,
+                "rate": segment.rate,
+                "count": count,
+            }
+            for segment, count in counts.items()
+        ],
+        "warnings": _warnings(ledger.delta, level, sizes),
+    }
+
+
+def _warnings(delta: float, level: str, sizes: Mapping[int, int] | None) -> list[str]:
+    """A delta of 1/n allows a mechanism that publishes one of n units outright."""
+    if not sizes:
+        return []
+    if level == "update":
+        units, whose = len(sizes), "clients"
+    else:
+        client = min(sizes, key=lambda k: (sizes[k] or math.inf, k))  # a client without data has nothing to protect
+        units, whose = sizes[client], f"examples (client {client})"
+    if units == 0 or delta < 1 / units:
+        return []
+    return [
+        f"Warning: delta = {delta:g} is not below 1/n = {1 / units:.3g} for n = {units} {whose}: such a delta allows "
+        "one unit to be revealed outright; choose a smaller privacy.delta."
+    ]
+
+
+def _describe(segment: Segment, count: int) -> str:
+    sampled = segment.sampling == "poisson"
+    sampling = f"Poisson sampling at rate q = {segment.rate:.4g}" if sampled else "all data in each"
+    what = f" ({', '.join(segment.covers)})" if segment.covers else ""
+    releases = f"{count} {segment.mechanism.title()} release{'s' if count != 1 else ''}{what}"
+    return f"{releases} with noise multiplier {segment.noise_multiplier:.5g} and {sampling}"
+
+
+def _upward(value: float) -> str:
+    """Four significant digits, rounded up: a printed epsilon never understates."""
+    return format(Context(prec=4, rounding=ROUND_CEILING).create_decimal_from_float(value).normalize(), "f")
