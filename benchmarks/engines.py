@@ -21,7 +21,7 @@ from fl_lightning.engine.lightning import LightningEngine
 from fl_lightning.engine.objective import ModelObjective
 from fl_lightning.local.optimizers import sgd
 from fl_lightning.models import build_model
-from fl_lightning.records import ServerState
+from fl_lightning.records import Message, ServerState
 from fl_lightning.rng import generator
 
 SHAPES = {"lenet5": (1, 28, 28), "vgg_like": (3, 32, 32)}
@@ -53,11 +53,15 @@ def by_hand(side: ClientSide, visits: list[Visit], kind: str) -> None:
             optimizer.step()
 
 
-def best(action: Callable[[], object], repeats: int) -> float:
+def one_round(engine: type, side: ClientSide, server: ServerState, visits: list[Visit]) -> list[Message]:
+    return list(engine(side).run(server, visits))
+
+
+def best(repeats: int, action: Callable[..., object], *arguments: object) -> float:
     times = []
     for _ in range(repeats):
         start = perf_counter()
-        action()
+        action(*arguments)
         times.append(perf_counter() - start)
     return min(times)
 
@@ -74,10 +78,10 @@ def main() -> None:
         plain = client_side(kind, fedavg(sgd(0.1)), len(visits), samples)
         sharp = client_side(kind, fedsam(sgd(0.1), rho=0.05), len(visits), samples)
         server = ServerState(plain.objective.initial)
-        loop = best(lambda: by_hand(plain, visits, kind), arguments.repeats)
-        debug = best(lambda: list(DebugEngine(plain).run(server, visits)), arguments.repeats)
-        fit = best(lambda: list(LightningEngine(plain).run(server, visits)), arguments.repeats)
-        sam = best(lambda: list(LightningEngine(sharp).run(server, visits)), arguments.repeats)
+        loop = best(arguments.repeats, by_hand, plain, visits, kind)
+        debug = best(arguments.repeats, one_round, DebugEngine, plain, server, visits)
+        fit = best(arguments.repeats, one_round, LightningEngine, plain, server, visits)
+        sam = best(arguments.repeats, one_round, LightningEngine, sharp, server, visits)
         print(f"{kind:9} {samples:8} {loop:8.3f} {debug / loop:7.2f} {fit / loop:9.2f} {sam / loop:15.2f}")
 
 

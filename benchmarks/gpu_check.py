@@ -28,7 +28,9 @@ from fl_lightning.rng import generator
 CLIENTS, SAMPLES = 4, 64
 
 
-def side_of(algorithm: Algorithm, kind: str, shape: tuple[int, int, int], device: str, bf16: bool = False) -> ClientSide:
+def side_of(
+    algorithm: Algorithm, kind: str, shape: tuple[int, int, int], device: str, bf16: bool = False
+) -> ClientSide:
     count = CLIENTS * SAMPLES
     images = torch.randint(0, 256, (count, *shape), generator=generator(1, "images"), dtype=torch.uint8)
     labels = torch.randint(0, 10, (count,), generator=generator(1, "labels"))

@@ -38,7 +38,7 @@ _HOMES = {
 }
 """Public name -> its module; loaded when first asked for, so that `fl-lightning --help` does not wait for torch."""
 
-__all__ = sorted([*_HOMES, "__version__"])  # noqa: PLE0604
+__all__ = sorted([*_HOMES, "__version__"])
 
 if TYPE_CHECKING:
     from fl_lightning.config import RunConfig as RunConfig

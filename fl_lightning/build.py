@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from inspect import signature
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +18,7 @@ from fl_lightning.algorithms.fedsam import fedsam
 from fl_lightning.algorithms.sam_afl import sam_afl
 from fl_lightning.client.visit import ClientSide, Schedule, check_trainable, has_batch_norm
 from fl_lightning.config import RunConfig
+from fl_lightning.config.privacy import NoPrivacy
 from fl_lightning.data.datasets import ImageData, load_data
 from fl_lightning.data.loading import ImageStore, planned_steps, poisson_rate
 from fl_lightning.data.partition import Partition, make_partition
@@ -40,6 +42,7 @@ class Prepared:
 
     config: RunConfig
     data: ImageData
+    objective: ModelObjective
     partition: Partition
     algorithm: Algorithm
     side: ClientSide
@@ -49,7 +52,7 @@ class Prepared:
     def evaluate(self, server: ServerState) -> tuple[float, float] | None:
         """(loss, accuracy) on the whole test set; None when it is empty."""
         positions = torch.arange(len(self.test)).split(EVALUATION_BATCH)
-        return self.side.objective.evaluate(server.w, server.buffers, [self.test.batch(p) for p in positions])
+        return self.objective.evaluate(server.w, server.buffers, [self.test.batch(p) for p in positions])
 
     def engine(self) -> Engine:
         """A new engine of the configured kind."""
@@ -96,7 +99,7 @@ def prepare(config: RunConfig) -> Prepared:
     )
     check_trainable(side, dict(enumerate(sizes)))
     test = ImageStore(data.x_test, data.y_test, data.mean, data.std, dtype, device)
-    return Prepared(config, data, partition, algorithm, side, test, cohorts)
+    return Prepared(config, data, objective, partition, algorithm, side, test, cohorts)
 
 
 def device_of(name: str, workers: int) -> torch.device:
@@ -156,17 +159,21 @@ def protection(config: RunConfig, sizes: Sequence[int], cohorts: Sequence[Sequen
     same epsilon. At level "update" one multiplier serves all: that of the client who takes part most often.
     """
     privacy, fl = config.privacy, config.fl
-    if privacy.level == "none":
+    if isinstance(privacy, NoPrivacy):
         return Protection()
+    target = privacy.target_epsilon or 0.0  # read only where no multiplier is given, and then the schema has set it
     visits = [sum(client in cohort for cohort in cohorts) for client in range(fl.num_clients)]
     if privacy.noise_multiplier is not None:
         multipliers = [float(privacy.noise_multiplier)] * fl.num_clients
     elif privacy.level == "sample":
         plans = [
-            (poisson_rate(n, fl.batch_size), max(1, v) * planned_steps(n, fl.batch_size, fl.local_epochs, fl.max_local_steps))
+            (
+                poisson_rate(n, fl.batch_size),
+                max(1, v) * planned_steps(n, fl.batch_size, fl.local_epochs, fl.max_local_steps),
+            )
             for n, v in zip(sizes, visits, strict=True)
         ]
-        multipliers = calibrate_many(plans, privacy.target_epsilon, privacy.delta)
+        multipliers = calibrate_many(plans, target, privacy.delta)
     else:
         most = max(1, *visits)
 
@@ -174,7 +181,7 @@ def protection(config: RunConfig, sizes: Sequence[int], cohorts: Sequence[Sequen
             reach = SENSITIVITY[privacy.adjacency]
             return [Release("gaussian", "client", reach, z, count=most, adjacency=privacy.adjacency)]
 
-        multipliers = [calibrate_noise(releases, privacy.target_epsilon, privacy.delta)] * fl.num_clients
+        multipliers = [calibrate_noise(releases, target, privacy.delta)] * fl.num_clients
     return Protection(
         level=privacy.level,
         clip=privacy.clip_norm,
@@ -194,26 +201,25 @@ def optimizer(local: Any) -> LocalOptimizer:
     return sgd(local.lr, local.weight_decay)
 
 
+ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
+    "fedavg": fedavg,
+    "fedprox": fedprox,
+    "fedsam": fedsam,
+    "sam_afl": sam_afl,
+    "dp_fedavg": dp_fedavg,
+    "dp_fedsam": dp_fedsam,
+}
+
+
 def build_algorithm(config: RunConfig, shield: Protection) -> Algorithm:
-    """The algorithm named by `algorithm.name`, with its parameters."""
+    """The algorithm named by `algorithm.name`: each of its parameters is the setting of the same name."""
     local, server = config.algorithm.local, config.algorithm.aggregate
-    shared = {"server_lr": server.server_lr, "prior": {"samples": by_samples, "uniform": uniform}[server.weighting]}
-    builders: dict[str, Callable[[], Algorithm]] = {
-        "fedavg": lambda: fedavg(optimizer(local), **shared),
-        "fedprox": lambda: fedprox(optimizer(local), prox_mu=local.prox_mu, **shared),
-        "fedsam": lambda: fedsam(optimizer(local), rho=local.rho, variant=local.variant, **shared),
-        "sam_afl": lambda: sam_afl(
-            optimizer(local),
-            rho=local.rho,
-            variant=local.variant,
-            mu=server.mu,
-            gamma=server.gamma,
-            gap_at=server.gap_at,
-            **shared,
-        ),
-        "dp_fedavg": lambda: dp_fedavg(optimizer(local), protection=shield, **shared),
-        "dp_fedsam": lambda: dp_fedsam(
-            optimizer(local), rho=local.rho, variant=local.variant, protection=shield, **shared
-        ),
+    offered: dict[str, Any] = {
+        **dict(local),
+        **dict(server),
+        "optimizer": optimizer(local),
+        "prior": {"samples": by_samples, "uniform": uniform}[server.weighting],
+        "protection": shield,
     }
-    return builders[config.algorithm.name]()
+    builder = ALGORITHMS[config.algorithm.name]
+    return builder(**{name: offered[name] for name in signature(builder).parameters})

@@ -1,7 +1,7 @@
 """The whole product in one screen: one round, and the loop over rounds.
 
-    sample cohort -> broadcast -> local solve and uplink on each client -> aggregate in cohort order -> server rule
-    -> ledger -> commit server and client states together -> observe
+sample cohort -> broadcast -> local solve and uplink on each client -> aggregate in cohort order -> server rule
+-> ledger -> commit server and client states together -> observe
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence

@@ -64,13 +64,12 @@ def run(
 
 
 def _train(prepared: Prepared, tracker: RunTracker | None, observers: Sequence[Observer]) -> RunResult:
-    config, side = prepared.config, prepared.side
+    config, objective = prepared.config, prepared.objective
     watching: list[Observer] = [*([tracker] if tracker is not None else []), *observers]
     protected = config.privacy.level != "none"
     shield = prepared.algorithm.protection
     ledger = Ledger(unit=shield.unit, delta=shield.delta, adjacency=shield.adjacency) if protected else None
-    objective = side.objective
-    federation = initial(objective.initial, objective.buffers())  # type: ignore[attr-defined]
+    federation = initial(objective.initial, objective.buffers())
     run_id = tracker.run_id if tracker is not None else None
     info = {
         "run_id": run_id,
@@ -149,7 +148,7 @@ def _result(
 def _terms(prepared: Prepared) -> dict[str, Any]:
     return {
         "level": prepared.config.privacy.level,
-        "clip_norm": prepared.config.privacy.clip_norm,
+        "clip_norm": prepared.algorithm.protection.clip,
         "trust_model": TRUST_MODEL,
         "sizes": {client: len(shard) for client, shard in enumerate(prepared.partition.indices)},
     }

@@ -137,7 +137,5 @@ class ParamLayout:
 
     def state_dict(self, vector: Vector, buffers: Mapping[str, Tensor]) -> dict[str, Tensor]:
         """Parameters and buffers under their plain names, ready for a strict `load_state_dict`."""
-        state = {
-            slot.name: self.view(vector, slot).detach().to(slot.dtype).contiguous().clone() for slot in self.slots
-        }
+        state = {slot.name: self.view(vector, slot).detach().to(slot.dtype).contiguous().clone() for slot in self.slots}
         return state | {name: tensor.detach().clone() for name, tensor in buffers.items()}

@@ -1,6 +1,7 @@
 """Small real federations that several tests share."""
 
 from collections.abc import Sequence
+from itertools import pairwise
 
 import torch
 from sklearn.datasets import load_digits
@@ -45,7 +46,7 @@ def digit_side(
     """Client k holds the next sizes[k] digits."""
     images, labels = digits()
     starts = torch.tensor([0, *sizes]).cumsum(0).tolist()
-    shards = [torch.arange(a, b) for a, b in zip(starts, starts[1:], strict=False)]
+    shards = [torch.arange(a, b) for a, b in pairwise(starts)]
     network = model if model is not None else small_net()
     objective = ModelObjective(network, dtype=dtype, per_sample=per_sample)
     store = ImageStore(images, labels, [0.3], [0.37], dtype=dtype)
@@ -58,22 +59,23 @@ def start(side: ClientSide) -> Federation:
     return initial(side.objective.initial, side.objective.buffers())
 
 
-def train(side: ClientSide, engine: object, rounds: int, cohort: Sequence[int] | None = None) -> tuple[
-    Federation, list[RoundRecord], list[Message]
-]:
+def train(
+    side: ClientSide, engine: object, rounds: int, cohort: Sequence[int] | None = None
+) -> tuple[Federation, list[RoundRecord], list[Message]]:
     """Runs `rounds` rounds without evaluation; returns the last state, all records, the last messages."""
     everyone = cohort if cohort is not None else range(len(side.shards))
-    federation, records, messages = start(side), [], []
-    for federation, record, messages in fit(
-        federation,
-        rounds=rounds,
-        cohort_of=lambda r: everyone,
-        algorithm=side.algorithm,
-        engine=engine,
-        evaluate=lambda server: None,
-    ):
-        records.append(record)
-    return federation, records, messages
+    steps = list(
+        fit(
+            start(side),
+            rounds=rounds,
+            cohort_of=lambda r: everyone,
+            algorithm=side.algorithm,
+            engine=engine,
+            evaluate=lambda server: None,
+        )
+    )
+    federation, _, messages = steps[-1]
+    return federation, [record for _, record, _ in steps], messages
 
 
 def quadratic_round(
@@ -81,10 +83,6 @@ def quadratic_round(
 ) -> tuple[Tensor, list[Message]]:
     """One full-participation round on quadratic clients with `local_steps` gradient steps each; the new model."""
     shards = [torch.tensor([i]) for i in range(len(clients))]
-    side = ClientSide(
-        algorithm, QuadraticObjective(clients), ClientNumbers(), shards, Schedule(1, local_steps), seed
-    )
-    federation, messages, _ = run_round(
-        initial(x, {}), range(len(clients)), algorithm, DebugEngine(side), ledger=None
-    )
+    side = ClientSide(algorithm, QuadraticObjective(clients), ClientNumbers(), shards, Schedule(1, local_steps), seed)
+    federation, messages, _ = run_round(initial(x, {}), range(len(clients)), algorithm, DebugEngine(side), ledger=None)
     return federation.server.w, messages

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from fl_lightning.errors import FLError
 from fl_lightning.records import Message, ServerState
@@ -11,7 +11,7 @@ from fl_lightning.server.rules import apply
 from fl_lightning.vector import ParamLayout
 
 
-def message(client: int, samples: int, delta: float = 1.0, steps: int | None = None, **buffers: torch.Tensor) -> Message:
+def message(client: int, samples: int, delta: float = 1.0, steps: int | None = None, **buffers: Tensor) -> Message:
     taken = (1 if samples else 0) if steps is None else steps
     return Message(client, samples, taken, {"delta": torch.tensor([delta])}, buffers=buffers)
 

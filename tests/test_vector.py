@@ -37,7 +37,9 @@ def test_tied_parameters_take_one_slot() -> None:
 
 
 def test_mixed_types_are_copied_each_in_its_own() -> None:
-    module = nn.ParameterDict({"narrow": nn.Parameter(torch.ones(2).half()), "wide": nn.Parameter(torch.ones(2).double())})
+    module = nn.ParameterDict(
+        {"narrow": nn.Parameter(torch.ones(2).half()), "wide": nn.Parameter(torch.ones(2).double())}
+    )
     layout = ParamLayout.of(module)
     assert layout.dtype == torch.float64
     assert not layout.uniform

@@ -29,8 +29,7 @@ def dp_fedavg(
     """Args: `protection` with level "sample" or "update"; the others as in `fedavg`."""
     p = protection
     if p.level == "sample":
-        transforms = (private(p.clip, p.multipliers, p.physical_batch_size),)
-        solver, uplink = LocalSolver(optimizer, transforms), ()
-    else:
-        solver, uplink = LocalSolver(optimizer), (clip_noise(p.clip, p.multipliers, p.adjacency),)
-    return Algorithm("dp_fedavg", solver, mean(prior), apply(server_lr), uplink=uplink, protection=p)
+        solver = LocalSolver(optimizer, (private(p.clip, p.multipliers, p.physical_batch_size),))
+        return Algorithm("dp_fedavg", solver, mean(prior), apply(server_lr), protection=p)
+    uplink = (clip_noise(p.clip, p.multipliers, p.adjacency),)
+    return Algorithm("dp_fedavg", LocalSolver(optimizer), mean(prior), apply(server_lr), uplink, protection=p)

@@ -35,8 +35,7 @@ def dp_fedsam(
     p = protection
     if p.level == "sample":
         chain = (private(p.clip, p.multipliers, p.physical_batch_size), ascend_previous(rho))
-        solver, uplink = LocalSolver(optimizer, chain), ()
-    else:
-        solver = LocalSolver(optimizer, (sharpness_aware(rho, variant),))
-        uplink = (clip_noise(p.clip, p.multipliers, p.adjacency),)
-    return Algorithm("dp_fedsam", solver, mean(prior), apply(server_lr), uplink=uplink, protection=p)
+        return Algorithm("dp_fedsam", LocalSolver(optimizer, chain), mean(prior), apply(server_lr), protection=p)
+    solver = LocalSolver(optimizer, (sharpness_aware(rho, variant),))
+    uplink = (clip_noise(p.clip, p.multipliers, p.adjacency),)
+    return Algorithm("dp_fedsam", solver, mean(prior), apply(server_lr), uplink, protection=p)

@@ -11,7 +11,7 @@ from fl_lightning.algorithms.algorithm import Algorithm
 from fl_lightning.data.loading import poisson_rate, visit_plan
 from fl_lightning.errors import FLError, PrivacyError
 from fl_lightning.local.solver import Batch, Context, Objective, SolverState
-from fl_lightning.records import ClientState, Message, ServerState, Vector
+from fl_lightning.records import ClientState, Message, Release, ServerState, Vector
 from fl_lightning.rng import generator
 from fl_lightning.uplink.stage import send
 
@@ -137,7 +137,7 @@ def close_visit(side: ClientSide, opened: OpenVisit) -> Message:
         for measure in side.algorithm.measures:
             scalars |= measure(state, opened.ctx, last_epoch)
     samples = len(side.shards[visit.client])
-    releases = ()
+    releases: tuple[Release, ...] = ()
     if side.private_samples and state.steps:
         rate = poisson_rate(samples, side.schedule.batch_size)
         releases = (side.algorithm.protection.gradient_release(visit.client, rate, state.steps),)

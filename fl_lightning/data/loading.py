@@ -29,7 +29,7 @@ def poisson_rate(num_samples: int, batch_size: int) -> float:
 
 
 def poisson_epoch(num_samples: int, batch_size: int, rng: torch.Generator) -> list[Tensor]:
-    """ceil(n/B) Poisson batches: every example enters each by itself at rate q. Batches may be empty; none is redrawn."""
+    """ceil(n/B) Poisson batches: every example enters each by itself at rate q. None is redrawn, even if empty."""
     if not num_samples:
         return []
     rate = poisson_rate(num_samples, batch_size)

@@ -32,9 +32,7 @@ class WorkerEngine:
     def run(self, server: ServerState, visits: Sequence[Visit]) -> Iterator[Message]:
         """Yields one message per visit, in the order of `visits`."""
         shares = deal([len(self.side.shards[visit.client]) for visit in visits], self.workers)
-        jobs = [
-            (share, self._pool.submit(_run, server, [visits[position] for position in share])) for share in shares
-        ]
+        jobs = [(share, self._pool.submit(_run, server, [visits[position] for position in share])) for share in shares]
         messages: dict[int, Message] = {}
         for share, job in jobs:
             messages |= zip(share, job.result(), strict=True)

@@ -1,6 +1,6 @@
 """What a client measures of its loss surface.
 
-    L_std = F(y),  L_worst = F(y + e),  e = rho grad F(y)/||grad F(y)||,   G = L_worst - L_std     SAM-ADPFL Eq. 8, 10
+L_std = F(y),  L_worst = F(y + e),  e = rho grad F(y)/||grad F(y)||,   G = L_worst - L_std     SAM-ADPFL Eq. 8, 10
 """
 
 from collections.abc import Mapping, Sequence

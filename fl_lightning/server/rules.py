@@ -1,6 +1,6 @@
 """Server rules: (server, aggregate) -> server.
 
-    apply    w <- gamma (w + eta_g Delta)         gamma = 1: FedAvg;  gamma <= 1: shrinkage, SAM-ADPFL 4.1
+apply    w <- gamma (w + eta_g Delta)         gamma = 1: FedAvg;  gamma <= 1: shrinkage, SAM-ADPFL 4.1
 """
 
 from collections.abc import Callable
