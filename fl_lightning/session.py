@@ -69,7 +69,7 @@ def _train(prepared: Prepared, tracker: RunTracker | None, observers: Sequence[O
     protected = config.privacy.level != "none"
     shield = prepared.algorithm.protection
     ledger = Ledger(unit=shield.unit, delta=shield.delta, adjacency=shield.adjacency) if protected else None
-    federation = initial(objective.initial, objective.buffers())
+    start = federation = initial(objective.initial, objective.buffers())
     run_id = tracker.run_id if tracker is not None else None
     info = {
         "run_id": run_id,
@@ -87,7 +87,7 @@ def _train(prepared: Prepared, tracker: RunTracker | None, observers: Sequence[O
         _keep_manifest(prepared, tracker)
     undeclared: set[str] = set()
     records: list[RoundRecord] = []
-    for federation, record, messages in _rounds(prepared, federation, ledger):
+    for federation, record, messages in _rounds(prepared, start, ledger):
         undeclared |= {name for message in messages for name in message.undeclared}
         records.append(record)
         for observer in watching:

@@ -15,6 +15,7 @@ def shuffled_epoch(num_samples: int, batch_size: int, rng: torch.Generator, merg
     Args:
         num_samples: n >= 0.
         batch_size: B >= 1; larger than n gives one batch of n.
+        rng: the stream to draw the order from.
         merge_single: a last batch of one example joins the batch before it, as BatchNorm cannot train on one.
     """
     batches = list(torch.randperm(num_samples, generator=rng).split(batch_size)) if num_samples else []

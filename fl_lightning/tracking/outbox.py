@@ -1,0 +1,174 @@
+"""What is still to be sent to the store. Training never stops for tracking: what fails is kept and sent again.
+
+Values (metrics, parameters, tags) and files wait in two lanes, so a full disk for artifacts does not hold up metrics.
+A lane that failed is left alone for 1 s, then 2, 4, ... 60 s. What the store *refuses* (it answered, and will never
+take this) is halved until the culprit is alone; that one is put aside with the cause and everything else arrives.
+Sending an item twice does no harm: a metric carries its own time, and MLflow keeps one of equal ones.
+"""
+
+import logging
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol
+
+from fl_lightning.tracking.store import one_line
+from fl_lightning.tracking.values import chunks
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+log = logging.getLogger("fl_lightning.tracking")
+
+METRICS_PER_CALL = 1000
+PARAMS_PER_CALL = 100
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds
+FINAL_PAUSES = (0.5, 1.0, 2.0)  # seconds between the attempts at the end of a run
+HANG_SECONDS = 10.0
+_REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}
+
+
+class Item(Protocol):
+    """Something to send, as plain data."""
+
+    def send(self, client: "MlflowClient", run_id: str) -> None: ...
+
+    def halves(self) -> "tuple[Item, ...]": ...
+
+    def record(self) -> dict[str, Any]: ...
+
+
+@dataclass(frozen=True)
+class Values:
+    """One request of one kind: metrics as (name, value, milliseconds, step), parameters and tags as (name, text)."""
+
+    kind: Literal["metrics", "params", "tags"]
+    entries: Sequence[tuple[Any, ...]]
+
+    def send(self, client: "MlflowClient", run_id: str) -> None:
+        from mlflow.entities import Metric, Param, RunTag
+
+        entity = {"metrics": Metric, "params": Param, "tags": RunTag}[self.kind]
+        client.log_batch(run_id, **{self.kind: [entity(*entry) for entry in self.entries]}, synchronous=True)
+
+    def halves(self) -> "tuple[Item, ...]":
+        middle = len(self.entries) // 2
+        return (Values(self.kind, self.entries[:middle]), Values(self.kind, self.entries[middle:])) if middle else ()
+
+    def record(self) -> dict[str, Any]:
+        return {self.kind: list(self.entries)}
+
+
+@dataclass(frozen=True)
+class Text:
+    """A text to store as the artifact `path`."""
+
+    text: str
+    path: str
+
+    def send(self, client: "MlflowClient", run_id: str) -> None:
+        client.log_text(run_id, self.text, self.path)
+
+    def halves(self) -> tuple[Item, ...]:
+        return ()
+
+    def record(self) -> dict[str, Any]:
+        return {"path": self.path, "text": self.text}
+
+
+@dataclass(frozen=True)
+class File:
+    """A file to store in the artifact folder `folder` (None: the top)."""
+
+    source: Path
+    folder: str | None
+
+    def send(self, client: "MlflowClient", run_id: str) -> None:
+        client.log_artifact(run_id, str(self.source), self.folder)
+
+    def halves(self) -> tuple[Item, ...]:
+        return ()
+
+    def record(self) -> dict[str, Any]:
+        return {"file": str(self.source), "folder": self.folder}
+
+
+@dataclass
+class Lane:
+    """Items in order of arrival, and when to try again."""
+
+    client: "MlflowClient"
+    run_id: str
+    pending: deque[Item] = field(default_factory=deque)
+    refused: list[tuple[Item, str]] = field(default_factory=list)
+    cause: str | None = None
+    _pause: float = FIRST_PAUSE
+    _not_before: float = 0.0
+
+    def put(self, *items: Item) -> None:
+        """Adds items and tries to send, unless the store failed a moment ago. Never raises an Exception."""
+        self.pending.extend(items)
+        if time.monotonic() >= self._not_before:
+            self._send_all()
+
+    def finish(self) -> None:
+        """Tries to send what is left, four times within 4 s; only once if the store hangs instead of answering."""
+        for pause in (0.0, *FINAL_PAUSES):
+            if not self.pending:
+                return
+            time.sleep(pause)
+            began = time.monotonic()
+            self._send_all()
+            if time.monotonic() - began > HANG_SECONDS:
+                return
+
+    def _send_all(self) -> None:
+        while self.pending:
+            item = self.pending[0]
+            try:
+                item.send(self.client, self.run_id)
+            except Exception as error:  # any fault of a store, its driver or its server: recorded, never raised
+                if not _is_refusal(item, error):
+                    self._failed(error)
+                    return
+                self.pending.popleft()
+                self._refuse(item, error)
+            else:
+                self.pending.popleft()
+                self._pause = FIRST_PAUSE
+
+    def _failed(self, error: Exception) -> None:
+        if self.cause is None:
+            log.warning(
+                "tracking: run %s could not be written (%s); training goes on, the values are kept and sent again",
+                self.run_id,
+                one_line(error),
+            )
+        self.cause = one_line(error)
+        self._not_before = time.monotonic() + self._pause
+        self._pause = min(2 * self._pause, LONGEST_PAUSE)
+
+    def _refuse(self, item: Item, error: Exception) -> None:
+        parts = item.halves()
+        if parts:
+            self.pending.extendleft(reversed(parts))
+            return
+        if not self.refused:
+            log.warning("tracking: the store refused a value of run %s (%s)", self.run_id, one_line(error))
+        self.refused.append((item, one_line(error)))
+
+
+def requests(kind: Literal["metrics", "params", "tags"], entries: Sequence[tuple[Any, ...]]) -> list[Values]:
+    """Requests within MLflow's limits: 1000 metrics, 100 parameters, 100 tags each."""
+    size = METRICS_PER_CALL if kind == "metrics" else PARAMS_PER_CALL
+    return [Values(kind, part) for part in chunks(entries, size)]
+
+
+def _is_refusal(item: Item, error: Exception) -> bool:
+    from mlflow.exceptions import MlflowException
+
+    if isinstance(item, File) and not item.source.exists():
+        return True
+    return isinstance(error, MlflowException) and error.error_code in _REFUSALS

@@ -1,0 +1,253 @@
+"""One MLflow run, written round by round as an observer of the training."""
+
+import getpass
+import json
+import logging
+import subprocess
+import tempfile
+import time
+import traceback
+from collections.abc import Mapping
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from fl_lightning.tracking.location import shown
+from fl_lightning.tracking.orphans import mark_orphans, this_process
+from fl_lightning.tracking.outbox import FINAL_PAUSES, File, Lane, Text, requests
+from fl_lightning.tracking.store import connect, ensure_experiment, error_text, explained, one_line
+from fl_lightning.tracking.values import PARAMS_FILE, config_sha256, params_of, plain, store_name, tags_of
+
+if TYPE_CHECKING:
+    from fl_lightning.records import RoundRecord, RunResult
+
+log = logging.getLogger("fl_lightning.tracking")
+
+PARENT_TAG = "mlflow.parentRunId"
+
+
+class RunTracker:
+    """Writes one run to MLflow. Use it inside `tracked`, which closes it whatever happens.
+
+    After `start` no fault of the store raises: values wait in memory and are sent again, and what cannot be sent by the
+    end is written to `tracking-lost-<run_id>.json`. A round costs one request (6 ms on a local database).
+
+    NaN is stored as NaN, so a run that diverged shows it. MLflow's databases store an infinity as the largest float;
+    `children` reads it back as an infinity. A metric that is None was not measured and is not sent.
+
+    Attributes:
+        uri: the resolved address.
+        run_id: MLflow's id, or None before `start`.
+        experiment_id: MLflow's id of the experiment, or None before `start`.
+    """
+
+    def __init__(self, uri: str, *, lost_folder: str | Path | None = None) -> None:
+        """Contacts nobody yet.
+
+        Args:
+            uri: an address from `resolve_uri`.
+            lost_folder: where a `tracking-lost-*.json` would be written; the current folder when None.
+        """
+        self.uri = uri
+        self.run_id: str | None = None
+        self.experiment_id: str | None = None
+        self._lost_folder = Path(lost_folder or Path.cwd()).absolute()
+        self._client: Any = None
+        self._values: Lane | None = None
+        self._files: Lane | None = None
+        self._renamed: dict[str, str] = {}
+        self._closed = False
+
+    def start(
+        self,
+        config: Mapping[str, Any],
+        *,
+        experiment: str,
+        parent_run_id: str | None = None,
+        tags: Mapping[str, Any] | None = None,
+    ) -> str:
+        """Creates the run and writes the configuration: parameters, `config.yaml`, tags.
+
+        Args:
+            config: the whole validated configuration, nested.
+            experiment: the experiment's name, created if need be.
+            parent_run_id: the sweep's run; the run is then tagged `kind=trial`. Without one, runs of this host whose
+                process is gone are closed first.
+            tags: more tags, which win over the automatic ones.
+
+        Returns:
+            The run id.
+
+        Raises:
+            TrackingError: the store cannot be used. Nothing has been trained yet.
+        """
+        config = plain(config)
+        params = params_of(config)
+        self.experiment_id = ensure_experiment(self.uri, experiment)
+        self._client = connect(self.uri)
+        all_tags = {**_automatic_tags(config, params.whole, parent_run_id), **tags_of(tags or {})}
+        with explained(self.uri):
+            if parent_run_id is None:
+                mark_orphans(self._client, self.experiment_id)
+            run = self._client.create_run(self.experiment_id, tags=all_tags, run_name=_run_name(config, params.whole))
+        self.run_id = str(run.info.run_id)
+        self._values, self._files = Lane(self._client, self.run_id), Lane(self._client, self.run_id)
+        self._values.put(*requests("params", list(params.sent.items())))
+        self.log_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "config.yaml")
+        if params.cut:
+            self.set_tags({"params_file": PARAMS_FILE})
+            self.log_text(params.to_json(), PARAMS_FILE)
+        return self.run_id
+
+    def on_start(self, info: Mapping[str, Any]) -> None:
+        """Adds what is known once data and model exist, each as a tag: partition hash, badge, size of the model."""
+        known = ("partition_sha256", "badge", "num_parameters")
+        self.set_tags({key: info[key] for key in known if info.get(key) is not None})
+
+    def on_round(self, record: "RoundRecord") -> None:
+        """Writes a round's metrics with step = round. The training loss is seen by a simulator only: `oracle/`."""
+        measured = {
+            "test_accuracy": record.test_accuracy,
+            "test_loss": record.test_loss,
+            "oracle/train_loss": record.train_loss,
+            "seconds": record.seconds,
+            "epsilon": record.epsilon,
+            **record.metrics,
+        }
+        self.log_metrics({key: value for key, value in measured.items() if value is not None}, step=record.round)
+
+    def on_end(self, result: "RunResult") -> None:
+        """Writes the result's tags and `result.json`; the run itself is closed by `tracked`."""
+        tags = {"badge": result.badge, "partition_sha256": result.partition_sha256}
+        self.set_tags({**tags, "weights_sha256": result.final.get("weights_sha256")})
+        self.log_text(json.dumps(result.to_dict(), indent=1, default=str), "result.json")
+        if result.final.get("privacy"):
+            self.log_text(json.dumps(result.final["privacy"], indent=1, default=str), "privacy.json")
+
+    def log_metrics(self, metrics: Mapping[str, float], *, step: int) -> None:
+        """Any number of metrics of one step; a name the store would refuse is changed and listed in `names.json`."""
+        now = int(time.time() * 1000)
+        self._renamed.update({store_name(name): name for name in metrics if store_name(name) != name})
+        entries = [(store_name(name), float(value), now, step) for name, value in metrics.items()]
+        self._lane("values").put(*requests("metrics", entries))
+
+    def set_tags(self, tags: Mapping[str, Any]) -> None:
+        """Tags of the run; one that is None is left out."""
+        self._lane("values").put(*requests("tags", list(tags_of(tags).items())))
+
+    def log_text(self, text: str, path: str) -> None:
+        """Stores a text as the artifact `path`."""
+        self._lane("files").put(Text(text, path))
+
+    def log_artifact_file(self, path: str | Path, folder: str | None = None) -> None:
+        """Stores a file (or a folder's content) among the artifacts, under `folder`."""
+        self._lane("files").put(File(Path(path).absolute(), folder))
+
+    def finish(self, status: str = "FINISHED", error: BaseException | None = None) -> None:
+        """Sends what is left and closes the run. The first call counts; before `start` it does nothing.
+
+        Args:
+            status: FINISHED, FAILED or KILLED.
+            error: what ended the run: its type and message become the tag `error`, and the traceback of a FAILED run
+                the artifact `error.txt`.
+        """
+        if self.run_id is None or self._closed:
+            return
+        self._closed = True
+        if self._renamed:
+            self.log_text(json.dumps(self._renamed, indent=1), "names.json")
+        if error is not None:
+            self.set_tags({"error": error_text(error)})
+            if status == "FAILED":
+                self.log_text("".join(traceback.format_exception(error)), "error.txt")
+        lanes = [self._lane("values"), self._lane("files")]
+        lanes[0].finish()
+        failure = self._close(status, patient=not lanes[0].pending)
+        lanes[1].finish()
+        if failure or any(lane.pending or lane.refused for lane in lanes):
+            self._keep_lost(status, failure, lanes)
+
+    def _lane(self, name: str) -> Lane:
+        lane = self._values if name == "values" else self._files
+        if lane is None:
+            raise RuntimeError("RunTracker.start comes first")
+        return lane
+
+    def _close(self, status: str, *, patient: bool) -> str | None:
+        """Sets the final status; the cause if the store would not take it, in several attempts or only one."""
+        cause = None
+        for pause in (0.0, *FINAL_PAUSES) if patient else (0.0,):
+            time.sleep(pause)
+            try:
+                self._client.set_terminated(self.run_id, status)
+                return None
+            except Exception as error:  # a fault of the store: reported by the caller
+                cause = one_line(error)
+        return cause
+
+    def _keep_lost(self, status: str, failure: str | None, lanes: list[Lane]) -> None:
+        content = {
+            "run_id": self.run_id,
+            "uri": shown(self.uri),
+            "status": status,
+            "status_written": failure is None,
+            "cause": failure or next((lane.cause for lane in lanes if lane.cause), None),
+            "not_sent": [item.record() for lane in lanes for item in lane.pending],
+            "refused": [{**item.record(), "cause": cause} for lane in lanes for item, cause in lane.refused],
+        }
+        name, text = f"tracking-lost-{self.run_id}.json", json.dumps(content, indent=1, default=str)
+        for folder in (self._lost_folder, Path(tempfile.gettempdir())):
+            try:
+                (folder / name).write_text(text)
+            except OSError as error:
+                log.warning("tracking: %s cannot be written (%s)", folder / name, one_line(error))
+            else:
+                log.warning(
+                    "tracking: run %s is incomplete in the store; the rest is in %s", self.run_id, folder / name
+                )
+                return
+
+
+def _run_name(config: Mapping[str, Any], flat: Mapping[str, Any]) -> str:
+    """For example "fedsam-s42-1a2b": algorithm, seed, start of the configuration's hash."""
+    return f"{flat.get('algorithm.name', 'run')}-s{flat.get('seed', '')}-{config_sha256(config)[:4]}"
+
+
+def _automatic_tags(config: Mapping[str, Any], flat: Mapping[str, Any], parent_run_id: str | None) -> dict[str, str]:
+    commit = _git_commit()
+    return process_tags() | tags_of(
+        {
+            "algorithm": flat.get("algorithm.name"),
+            "seed": flat.get("seed"),
+            "engine": flat.get("engine.kind"),
+            "config_sha256": config_sha256(config),
+            "git_commit": commit,
+            "mlflow.source.git.commit": commit,
+            "kind": "trial" if parent_run_id else "run",
+            PARENT_TAG: parent_run_id,
+        }
+    )
+
+
+def process_tags() -> dict[str, str]:
+    """Who writes: host and process (see `orphans`), user, version of this package."""
+    try:
+        package = version("fl-lightning")
+    except PackageNotFoundError:
+        package = "not installed"
+    try:
+        user = getpass.getuser()
+    except (OSError, KeyError):  # a container's user without a name
+        user = "unknown"
+    named = {"mlflow.user": user, "mlflow.source.name": "fl-lightning", "mlflow.source.type": "LOCAL"}
+    return {**this_process().tags(), **named, "fl_lightning_version": package}
+
+
+def _git_commit() -> str | None:
+    try:
+        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return found.stdout.strip() if found.returncode == 0 else None
