@@ -1,0 +1,79 @@
+"""`fl-lightning sweep` and `fl-lightning report`."""
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from fl_lightning.cli_options import ConfigDir, ConfigFile, Debug, Output, Overrides, Quiet, Uri
+from fl_lightning.cli_output import check_output, write_json
+
+SWEEP_EXAMPLES = """\b
+Examples:
+  fl-lightning sweep sweep=demo
+  fl-lightning sweep sweep=rho data=fashion_mnist fl.rounds=50 sweep.seeds=[42,43,44]
+  fl-lightning sweep sweep=my_sweep.yaml sweep.resources.cpu=2 --output table.json
+
+\b
+A sweep file:
+  space:
+    algorithm: {grid: [fedavg, fedsam]}
+    algorithm.local.lr: {loguniform: [0.001, 0.1]}
+  seeds: [42, 43]
+  num_samples: 4
+  overrides: [partition=dirichlet, partition.alpha=0.1]
+"""
+
+REPORT_EXAMPLES = """\b
+Examples:
+  fl-lightning report 4f2c0a...
+  fl-lightning report 4f2c0a... --out tables/
+"""
+
+
+def sweep(
+    overrides: Overrides = None,
+    config_file: ConfigFile = None,
+    config_dir: ConfigDir = None,
+    output: Output = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Run many federations with Ray Tune: algorithms, settings, seeds.
+
+    sweep=NAME or sweep=FILE.yaml says what varies, sweep.KEY=VALUE changes it; other arguments change the run that all
+    trials start from. Every value is checked before the first trial starts. Exit code 1 if a trial failed.
+    """
+    from fl_lightning.config import load_sweep, validate_space
+
+    file = check_output(output)
+    config, base = load_sweep(overrides or [], config_dir=config_dir)
+    cells = validate_space(base, config, config_file=config_file, config_dir=config_dir)
+    from tune.launch import run_sweep
+
+    result = run_sweep(cells[0].config, config, cells, quiet=quiet)
+    if file is not None:
+        write_json(file, result)
+    if result["failed"]:  # run_sweep has said which and why
+        raise typer.Exit(1)
+
+
+def report(
+    sweep_id: Annotated[str, typer.Argument(metavar="SWEEP_ID", help="as `fl-lightning sweep` printed it")],
+    uri: Uri = None,
+    experiment: Annotated[str | None, typer.Option("--experiment", help="MLflow experiment; default: all")] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="DIR", help="folder for the files; default mlruns/reports/SWEEP_ID")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Compare a sweep's trials: a table over seeds as markdown and CSV, and accuracy curves as PNG.
+
+    The same files are kept with the sweep in MLflow.
+    """
+    from fl_lightning.analysis.report import make_report
+
+    result = make_report(sweep_id, uri=uri, experiment=experiment, out=out.absolute() if out else None)
+    typer.echo(Path(result["markdown"]).read_text())
+    for name in ("markdown", "csv", "curves"):
+        typer.echo(f"{name}: {result[name]}")

@@ -1,0 +1,146 @@
+"""Rules that join two settings, and what a user should be told of a valid configuration."""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+from urllib.parse import urlsplit
+
+from fl_lightning.config.algorithms import DP_ALGORITHMS, SAM_ALGORITHMS
+from fl_lightning.config.faults import Fault
+from fl_lightning.config.privacy import SamplePrivacy, UpdatePrivacy
+from fl_lightning.data.catalogue import KNOWN_SETS
+from fl_lightning.errors import ConfigError
+from fl_lightning.models import check_fit
+
+if TYPE_CHECKING:
+    from fl_lightning.config.schema import RunConfig
+
+
+def broken_rules(config: "RunConfig") -> list[Fault]:
+    """Every rule between settings that `config` breaks; each value by itself is already within its bounds."""
+    return [*_cohort(config), *_engine(config), *_protection(config), *_model(config), *_tracking(config)]
+
+
+def notes(config: "RunConfig") -> tuple[str, ...]:
+    """What is allowed but worth a sentence before the run starts."""
+    fl = config.fl
+    found = []
+    if fl.client_fraction is not None and round(fl.client_fraction * fl.num_clients) < 1:
+        found.append(
+            f"fl.client_fraction={fl.client_fraction:g} of {fl.num_clients} clients is none: 1 client is sampled"
+        )
+    return tuple(found)
+
+
+def _cohort(config: "RunConfig") -> Iterator[Fault]:
+    fl = config.fl
+    if fl.clients_per_round is not None and fl.clients_per_round > fl.num_clients:
+        yield Fault(
+            "fl.clients_per_round",
+            f"needs at most fl.num_clients={fl.num_clients}; lower it, or raise fl.num_clients",
+            fl.clients_per_round,
+        )
+    if fl.clients_per_round is not None and fl.client_fraction is not None:
+        yield Fault(
+            "fl.client_fraction",
+            f"contradicts fl.clients_per_round={fl.clients_per_round}; set one of the two",
+            fl.client_fraction,
+        )
+    if fl.cohort_schedule is not None:
+        for key in ("clients_per_round", "client_fraction"):
+            if (value := getattr(fl, key)) is not None:
+                yield Fault(f"fl.{key}", "would be ignored: fl.cohort_schedule names the cohorts; remove one", value)
+
+
+def _engine(config: "RunConfig") -> Iterator[Fault]:
+    engine = config.engine
+    if engine.workers > 1 and engine.kind != "lightning":
+        yield Fault(
+            "engine.workers",
+            f"needs 1 with engine.kind={engine.kind}; choose engine=lightning to use more",
+            engine.workers,
+        )
+
+
+def _protection(config: "RunConfig") -> Iterator[Fault]:
+    name, privacy, weighting = config.algorithm.name, config.privacy, config.algorithm.aggregate.weighting
+    if privacy.level == "none":
+        if name in DP_ALGORITHMS:
+            yield Fault(
+                "privacy.level",
+                f"needs sample or update with algorithm.name={name}; "
+                f"without privacy choose algorithm={name.removeprefix('dp_')}",
+                "none",
+            )
+        return
+    assert isinstance(privacy, SamplePrivacy | UpdatePrivacy)
+    if name not in DP_ALGORITHMS:
+        yield Fault(
+            "privacy.level",
+            f"algorithm.name={name} protects nothing; choose algorithm={' or '.join(DP_ALGORITHMS)}",
+            privacy.level,
+        )
+    if privacy.mode == "paper":
+        yield Fault(
+            "privacy.mode",
+            f"is the literal text of sam_adpfl and no choice of algorithm.name={name}; set privacy.mode=strict",
+            "paper",
+        )
+    if privacy.noise_multiplier is not None and privacy.target_epsilon is not None:
+        yield Fault(
+            "privacy.target_epsilon",
+            f"contradicts privacy.noise_multiplier={privacy.noise_multiplier:g}; set one of the two",
+            privacy.target_epsilon,
+        )
+    if privacy.clip_norm == float("inf") and privacy.noise_multiplier != 0:
+        yield Fault(
+            "privacy.clip_norm",
+            "needs a finite number > 0, for the noise is a multiple of it; "
+            "to train without clipping set privacy.noise_multiplier=0 as well",
+            privacy.clip_norm,
+        )
+    if isinstance(privacy, SamplePrivacy):
+        if getattr(config.algorithm.local, "variant", "sam") != "sam":
+            yield Fault(
+                "algorithm.local.variant",
+                "would be ignored with privacy.level=sample, whose ascent follows the previous private gradient; "
+                "set algorithm.local.variant=sam",
+                "asam",
+            )
+        if privacy.adjacency != "add_remove":
+            yield Fault(
+                "privacy.adjacency",
+                "needs add_remove with privacy.level=sample: Poisson batches are accounted for adding or removing one",
+                privacy.adjacency,
+            )
+        if privacy.ascent is not None and name not in SAM_ALGORITHMS:
+            yield Fault(
+                "privacy.ascent",
+                f"would be ignored with algorithm.name={name}, which has no ascent; remove it",
+                privacy.ascent,
+            )
+    elif weighting == "samples":
+        yield Fault(
+            "algorithm.aggregate.weighting",
+            "needs uniform with privacy.level=update: the number of a client's samples is private there",
+            weighting,
+        )
+
+
+def _model(config: "RunConfig") -> Iterator[Fault]:
+    """Whether the network fits the images; a user's own images are looked at when they are loaded."""
+    known = KNOWN_SETS.get(config.data.name)
+    if known is None:
+        return
+    try:
+        check_fit(config.model.kind, *known.shape)
+    except ConfigError as error:
+        reason = str(error).removeprefix(f"model.kind={config.model.kind}: ")
+        yield Fault("model.kind", f"does not fit data.name={config.data.name}: {reason}", config.model.kind)
+
+
+def _tracking(config: "RunConfig") -> Iterator[Fault]:
+    if config.tracking.uri is not None and urlsplit(config.tracking.uri).password is not None:
+        yield Fault(
+            "tracking.uri",
+            "holds a password, which would be stored with the run; give the address in MLFLOW_TRACKING_URI instead",
+        )

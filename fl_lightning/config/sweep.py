@@ -1,0 +1,175 @@
+"""The schema of a sweep, and how one is found.
+
+# fl-lightning sweep sweep=rho
+space:
+  algorithm.local.rho: {grid: [0.01, 0.05, 0.2]}
+seeds: [42, 43]
+overrides: [algorithm=fedsam, partition=dirichlet]
+"""
+
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any, Literal
+
+from pydantic import ConfigDict, Field, ValidationError
+
+from fl_lightning.config.axis import Axis, read_axis
+from fl_lightning.config.defaults import TAG_OF_SECTION
+from fl_lightning.config.faults import Fault, InvalidConfig
+from fl_lightning.config.index import all_keys, key_names
+from fl_lightning.config.messages import translate, unknown_key
+from fl_lightning.config.numbers import Count, Name, NonNegative, Positive, Section, Seed, to_path
+from fl_lightning.config.overrides import parse_overrides, parse_value
+from fl_lightning.config.presets import options, preset_file, read_yaml, user_folder
+from fl_lightning.config.schema import RunConfig
+from fl_lightning.errors import ConfigError
+
+
+class Resources(Section):
+    """What one trial reserves; fractions let trials share a device."""
+
+    cpu: Positive = Field(default=1.0, description="CPU cores per trial")
+    gpu: NonNegative = Field(default=0.0, description="GPUs per trial")
+
+
+class SweepConfig(Section):
+    """A sweep: axes, seeds, and what its trials have in common.
+
+    Raises:
+        ConfigError: one line that names key, value, rule and remedy.
+    """
+
+    model_config = ConfigDict(arbitrary_types_allowed=True)
+
+    name: Name = Field(default="sweep", description="name of the study")
+    space: dict[str, Axis] = Field(default_factory=dict, description="axis by dotted key or group")
+    seeds: tuple[Seed, ...] = Field(default=(), description="empty: the base's own seed")
+    settings: dict[str, dict[str, Any]] = Field(
+        default_factory=dict, description="values by dotted key for one value of the algorithm axis only"
+    )
+    overrides: tuple[str, ...] = Field(default=(), description="overrides of every trial, as on the command line")
+    num_samples: Count = Field(default=1, description="draws from the random axes for each grid cell")
+    max_concurrent: Count | None = Field(default=None, description="trials at a time; null: what fits")
+    resources: Resources = Field(default=Resources(), description="what one trial reserves")
+    metric: Name = Field(default="test_accuracy", description="what makes a trial the best")
+    mode: Literal["max", "min"] = Field(default="max", description="whether more of the metric is better")
+
+    def __init__(self, **raw: Any) -> None:
+        space = raw.get("space", {})
+        if isinstance(space, Mapping):
+            axes = {key: item if isinstance(item, Axis) else read_axis(str(key), item) for key, item in space.items()}
+            raw = {**raw, "space": axes}
+        try:
+            super().__init__(**raw)
+        except ValidationError as error:
+            raise InvalidConfig(translate(error, SweepConfig, raw, prefix="sweep.")) from None
+        if faults := [*_sweep_faults(self), *_settings_faults(self)]:
+            raise InvalidConfig(faults)
+
+    @property
+    def algorithm_axis(self) -> Axis | None:
+        """The axis that chooses the algorithm, if there is one."""
+        return self.space.get("algorithm") or self.space.get("algorithm.name")
+
+
+def _sweep_faults(sweep: SweepConfig) -> Iterator[Fault]:
+    if len(set(sweep.seeds)) < len(sweep.seeds):
+        yield Fault("sweep.seeds", "lists a seed twice; the trials would be the same", list(sweep.seeds))
+    if sweep.num_samples > 1 and not any(axis.is_random for axis in sweep.space.values()):
+        yield Fault(
+            "sweep.num_samples",
+            "would repeat the same trials, for no axis is random; list more sweep.seeds instead",
+            sweep.num_samples,
+        )
+    for section, tag in TAG_OF_SECTION.items():
+        if section in sweep.space and f"{section}.{tag}" in sweep.space:
+            yield Fault(f"sweep.space.{section}.{tag}", f"contradicts sweep.space.{section}; keep one of the two")
+
+
+def _settings_faults(sweep: SweepConfig) -> Iterator[Fault]:
+    axis = sweep.algorithm_axis
+    for algorithm, values in sweep.settings.items():
+        at = f"sweep.settings.{algorithm}"
+        if axis is None:
+            yield Fault(at, "would be ignored: no axis of the sweep chooses the algorithm; put it in sweep.overrides")
+        elif algorithm not in axis.values:
+            names = ", ".join(map(str, axis.values))
+            yield Fault(
+                at, f"would be ignored: the sweep's algorithms are {names}; correct or remove it (sweep.settings={{}})"
+            )
+        for key in values:
+            if key in sweep.space:
+                yield Fault(f"{at}.{key}", "contradicts the sweep's axis of the same key; remove one")
+            elif key == "seed":
+                yield Fault(f"{at}.seed", "contradicts sweep.seeds; remove it")
+            elif key not in key_names(RunConfig):
+                yield Fault(f"{at}.{key}", unknown_key(RunConfig, key, {}).rule)
+
+
+def load_sweep(arguments: Sequence[str], *, config_dir: Path | str | None = None) -> tuple[SweepConfig, list[str]]:
+    """Reads the arguments of `fl-lightning sweep`.
+
+    `sweep=NAME` takes conf/sweep/NAME.yaml (or the user's), `sweep=path/to/file.yaml` a file from the start folder,
+    `sweep.KEY=value` changes a field of it. Everything else overrides the run that all trials start from.
+
+    Returns:
+        The sweep, and the overrides of the run: the file's own, then the command line's.
+
+    Raises:
+        ConfigError: no such sweep, a fault in it, or an override that the sweep's own axes or seeds would replace.
+    """
+    own_presets = user_folder(config_dir) if config_dir is not None else None
+    base = [item for item in arguments if not item.startswith(("sweep=", "sweep."))]
+    names = [item.removeprefix("sweep=") for item in arguments if item.startswith("sweep=")]
+    changes = [item.removeprefix("sweep.") for item in arguments if item.startswith("sweep.")]
+    raw: dict[str, Any] = {}
+    if names:
+        file = _sweep_file(names[-1], own_presets)
+        raw = {"name": file.stem, **read_yaml(file)}
+    elif not any(item.startswith("space.") for item in changes):
+        raise ConfigError(
+            f"sweep: name one, sweep=NAME or sweep=FILE.yaml (options: {', '.join(options('sweep', own_presets))})"
+        )
+    for change in changes:
+        _apply(raw, change)
+    sweep = SweepConfig(**raw)
+    overrides = [*sweep.overrides, *base]
+    parse_overrides(RunConfig, overrides, own_presets)
+    _refuse_replaced(sweep, overrides)
+    return sweep, overrides
+
+
+def _sweep_file(name: str, own_presets: Path | None) -> Path:
+    if name.endswith((".yaml", ".yml")) or "/" in name:
+        return to_path(name)
+    return preset_file("sweep", name, own_presets)
+
+
+def _apply(raw: dict[str, Any], change: str) -> None:
+    """Sets `KEY=value` in a raw sweep; the dots after `space.` and after `settings.ALGORITHM.` belong to one key."""
+    key, equals, text = change.partition("=")
+    path = key.split(".", maxsplit={"space": 1, "settings": 2}.get(key.partition(".")[0], -1))
+    if not equals or not all(path):
+        raise ConfigError(f"sweep.{change}: needs the form sweep.KEY=value, for example sweep.seeds=[42,43]")
+    if path[0] not in ("space", "settings") and key not in key_names(SweepConfig):
+        raise InvalidConfig([Fault(f"sweep.{key}", unknown_key(SweepConfig, key, {}, prefix="sweep.").rule)])
+    literal = any(item.is_text for item in all_keys(SweepConfig) if item.name == key)
+    place = raw
+    for part in path[:-1]:
+        place = place.setdefault(part, {})
+        if not isinstance(place, dict):
+            raise InvalidConfig([Fault(f"sweep.{part}", "needs to be a mapping", place)])
+    place[path[-1]] = parse_value(f"sweep.{key}", text, literal=literal)
+
+
+def _refuse_replaced(sweep: SweepConfig, overrides: Sequence[str]) -> None:
+    tags = {f"{section}.{tag}": section for section, tag in TAG_OF_SECTION.items()}
+    for override in overrides:
+        key, _, value = override.lstrip("+").partition("=")
+        same = {key, tags.get(key, key), *(tag for tag, section in tags.items() if section == key)}
+        if axis := next((name for name in sweep.space if name in same), None):
+            raise InvalidConfig(
+                [Fault(key, f"would be ignored: the sweep varies {axis}; remove one of the two", value)]
+            )
+        if key == "seed" and sweep.seeds:
+            raise InvalidConfig([Fault(key, f"would be ignored: set sweep.seeds=[{value}]", value)])
