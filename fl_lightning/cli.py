@@ -211,6 +211,8 @@ def _fail(line: str, code: int) -> int:
 
 def main() -> NoReturn:
     """The console script."""
+    if cache := os.environ.get("FL_CACHE_DIR"):
+        os.environ["FL_CACHE_DIR"] = os.path.abspath(os.path.expanduser(cache))  # a sweep's workers start elsewhere
     sys.exit(invoke(sys.argv[1:]))
 
 

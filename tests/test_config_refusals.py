@@ -127,6 +127,10 @@ def test_all_faults_are_counted() -> None:
         ({"algorithm": 3}, "algorithm=3: needs a mapping of its settings, or one of fedavg, fedprox"),
         ({"algorithm": {"local": 4}}, "algorithm.local=4: needs a mapping of its settings"),
         ({"fl": 3}, "fl=3: needs a mapping of its settings"),
+        (
+            {"partition": {"kind": "file", "path": "p.json"}, "data": {"name": "digits", "subset": 0.5}},
+            "data.subset=0.5: needs 1 with partition.kind=file",
+        ),
         ({"nonsense": 1}, "nonsense: no such key"),
         ({"fl": {"clients_per_round": 11}}, "fl.clients_per_round=11: needs at most fl.num_clients=10"),
     ],

@@ -17,7 +17,14 @@ if TYPE_CHECKING:
 
 def broken_rules(config: "RunConfig") -> list[Fault]:
     """Every rule between settings that `config` breaks; each value by itself is already within its bounds."""
-    return [*_cohort(config), *_engine(config), *_protection(config), *_model(config), *_tracking(config)]
+    return [
+        *_cohort(config),
+        *_partition(config),
+        *_engine(config),
+        *_protection(config),
+        *_model(config),
+        *_tracking(config),
+    ]
 
 
 def notes(config: "RunConfig") -> tuple[str, ...]:
@@ -49,6 +56,15 @@ def _cohort(config: "RunConfig") -> Iterator[Fault]:
         for key in ("clients_per_round", "client_fraction"):
             if (value := getattr(fl, key)) is not None:
                 yield Fault(f"fl.{key}", "would be ignored: fl.cohort_schedule names the cohorts; remove one", value)
+
+
+def _partition(config: "RunConfig") -> Iterator[Fault]:
+    if config.partition.kind == "file" and config.data.subset < 1:
+        yield Fault(
+            "data.subset",
+            "needs 1 with partition.kind=file, whose indices mean the whole training set; shorten the file's lists instead",
+            config.data.subset,
+        )
 
 
 def _engine(config: "RunConfig") -> Iterator[Fault]:

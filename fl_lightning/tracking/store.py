@@ -22,6 +22,7 @@ BUSY_SECONDS = 20.0
 
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
+    "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     # MLflow would try for minutes by default; training waits for no store, and we send again later ourselves.
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "1",
