@@ -1,0 +1,192 @@
+"""The comparison table: one row per setting, mean and spread over seeds, and every epsilon with what it protects."""
+
+import csv
+import io
+import math
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from fl_lightning.analysis.statistics import mean, sample_sd
+from fl_lightning.analysis.trials import ALGORITHM_AXES, Trial, algorithm_of, axis_text, by_setting, varying
+
+Row = dict[str, Any]
+
+PRIVACY_KEYS = ("unit", "delta", "adjacency", "sampling")
+PLUS_MINUS = "\u00b1"
+DELTA = "\u03b4"
+
+
+def settings_table(trials: Sequence[Trial]) -> list[Row]:
+    """One row per setting, in the order of the trials.
+
+    Each row has `setting`, `algorithm`, `params`, `seeds` (of the finished trials), `n` (their number),
+    `test_accuracy_mean`, `test_accuracy_sd` (sample standard deviation, None for n < 2), `test_loss_mean`, `epsilon`
+    (the largest over the seeds), `unit`, `delta`, `adjacency`, `sampling` of that epsilon, and `failed` (how many did
+    not finish). What is not known is None: a mean over no finished trial, or over losses that are not all finite. A row
+    with a unit but no epsilon has an infinite one; a row without a unit protects nothing.
+    """
+    return [_row(setting, group) for setting, group in by_setting(trials).items()]
+
+
+def _row(setting: str, group: Sequence[Trial]) -> Row:
+    finished = [trial for trial in group if trial.finished]
+    accuracies = _measured(finished, "test_accuracy")
+    statement = next((trial.privacy for trial in finished if trial.privacy), None) or {}
+    epsilons = [trial.final.get("epsilon") for trial in finished] if statement else []
+    bounded = bool(epsilons) and all(value is not None and math.isfinite(value) for value in epsilons)
+    return {
+        "setting": setting,
+        "algorithm": algorithm_of(group[0]),
+        "params": dict(group[0].params),
+        "seeds": [trial.seed for trial in finished],
+        "n": len(finished),
+        "test_accuracy_mean": _finite(mean(accuracies)),
+        "test_accuracy_sd": _finite(sample_sd(accuracies)),
+        "test_loss_mean": _finite(mean(_measured(finished, "test_loss"))),
+        "epsilon": max(epsilons) if bounded else None,
+        **{key: statement.get(key) for key in PRIVACY_KEYS},
+        "failed": len(group) - len(finished),
+    }
+
+
+def _measured(trials: Sequence[Trial], key: str) -> list[float]:
+    return [float(trial.final[key]) for trial in trials if trial.final.get(key) is not None]
+
+
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
+def columns(rows: Sequence[Row]) -> list[str]:
+    """The headings of the text table: the algorithm, every further axis that varies, then what was measured."""
+    axes = [key for key in varying([row["params"] for row in rows]) if key not in ALGORITHM_AXES]
+    failed = ["failed"] if any(row["failed"] for row in rows) else []
+    return ["algorithm", *axes, "seeds", "test accuracy", "test loss", "epsilon", *failed]
+
+
+def cells(row: Row, headings: Sequence[str]) -> list[str]:
+    """A row as texts under the headings of `columns`."""
+    known = {
+        "algorithm": row["algorithm"],
+        "seeds": str(row["n"]),
+        "test accuracy": mean_and_sd(row["test_accuracy_mean"], row["test_accuracy_sd"]),
+        "test loss": _number(row["test_loss_mean"], 3),
+        "epsilon": epsilon_text(row),
+        "failed": str(row["failed"]),
+    }
+    return [known[name] if name in known else _axis_cell(row["params"], name) for name in headings]
+
+
+def mean_and_sd(centre: float | None, spread: float | None) -> str:
+    """`0.912 +- 0.004`, or the mean alone of one seed, or a dash of none."""
+    text = _number(centre, 4)
+    return text if spread is None else f"{text} {PLUS_MINUS} {_number(spread, 4)}"
+
+
+def epsilon_text(row: Mapping[str, Any]) -> str:
+    """The epsilon, rounded up, never without the unit it protects and its delta; a dash for a run without privacy."""
+    if row["unit"] is None:
+        return "-"
+    shown = "infinite" if row["epsilon"] is None else f"{math.ceil(row['epsilon'] * 100 - 1e-9) / 100:.2f}"
+    return f"{shown} per {row['unit']}, {DELTA}={_delta(row['delta'])}"
+
+
+def _delta(delta: Any) -> str:
+    return "?" if delta is None else f"{float(delta):g}"
+
+
+def _number(value: float | None, digits: int) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def _axis_cell(params: Mapping[str, Any], key: str) -> str:
+    return axis_text(params[key]) if key in params else "-"
+
+
+def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
+    """A markdown table; numbers' columns are not aligned, so that any reader shows it the same."""
+    escaped = [[cell.replace("|", "\\|").replace("\n", " ") for cell in line] for line in [headings, *lines]]
+    widths = [max(3, *(len(line[i]) for line in escaped)) for i in range(len(headings))]
+    rule = ["-" * width for width in widths]
+    padded = [[cell.ljust(width) for cell, width in zip(line, widths, strict=True)] for line in escaped]
+    return "\n".join("| " + " | ".join(line) + " |" for line in [padded[0], rule, *padded[1:]]) + "\n"
+
+
+def settings_markdown(rows: Sequence[Row]) -> str:
+    """The table of all settings with its caption."""
+    headings = columns(rows)
+    table = markdown(headings, [cells(row, headings) for row in rows])
+    return table + "\n" + "\n".join(caption(rows)) + "\n"
+
+
+def caption(rows: Sequence[Row]) -> list[str]:
+    """What the numbers mean, one sentence per line: the spread, each epsilon's promise, and whether they compare."""
+    seeds = sorted({seed for row in rows for seed in row["seeds"]})
+    lines = [
+        f"Mean {PLUS_MINUS} sample standard deviation over the seeds {', '.join(map(str, seeds))}."
+        if len(seeds) > 1
+        else f"One seed ({', '.join(map(str, seeds)) or 'none finished'}): no spread can be given."
+    ]
+    fixed = _fixed(rows)
+    if fixed:
+        lines.append(f"All rows: {', '.join(f'{key}={value}' for key, value in fixed.items())}.")
+    promises: dict[tuple[Any, ...], list[Row]] = {}
+    for row in rows:
+        if row["unit"] is not None:
+            promises.setdefault(tuple(row[key] for key in PRIVACY_KEYS), []).append(row)
+    for (unit, delta, adjacency, sampling), group in promises.items():
+        names = ", ".join(dict.fromkeys(row["algorithm"] for row in group))
+        lines.append(
+            f"{names}: (epsilon, {DELTA}={_delta(delta)})-differential privacy of one {unit}, adjacency {adjacency}, "
+            f"sampling {sampling}; the largest epsilon over clients and seeds."
+        )
+    if len({promise[:3] for promise in promises}) > 1:
+        lines.append("These epsilons differ in unit, delta or adjacency and must not be compared as numbers.")
+    if promises and any(row["unit"] is None and row["n"] for row in rows):
+        lines.append("Rows with a dash under epsilon protect nothing.")
+    return lines
+
+
+def _fixed(rows: Sequence[Row]) -> dict[str, str]:
+    """The axes that have one value in all rows, and therefore no column."""
+    if not rows:
+        return {}
+    moving = {*ALGORITHM_AXES, *varying([row["params"] for row in rows])}
+    return {key: axis_text(value) for key, value in rows[0]["params"].items() if key not in moving}
+
+
+def pivot(rows: Sequence[Row]) -> tuple[list[str], list[list[str]]] | None:
+    """Algorithms down, the other axes' settings across, mean and spread in the cells.
+
+    None unless there are at least two algorithms and two settings across, and at most eight.
+    """
+    algorithms = list(dict.fromkeys(row["algorithm"] for row in rows))
+    across = list(dict.fromkeys(map(_other, rows)))
+    if len(algorithms) < 2 or not 2 <= len(across) <= 8:
+        return None
+    found = {
+        (row["algorithm"], _other(row)): mean_and_sd(row["test_accuracy_mean"], row["test_accuracy_sd"]) for row in rows
+    }
+    lines = [[name, *(found.get((name, other), "-") for other in across)] for name in algorithms]
+    return ["test accuracy", *across], lines
+
+
+def _other(row: Row) -> str:
+    others = [f"{key}={axis_text(value)}" for key, value in row["params"].items() if key not in ALGORITHM_AXES]
+    return ", ".join(others) or "default"
+
+
+def to_csv(rows: Sequence[Row]) -> str:
+    """All rows with full precision: one column per axis, empty where there is no value."""
+    axes = list(dict.fromkeys(key for row in rows for key in row["params"]))
+    measured = ["n", "test_accuracy_mean", "test_accuracy_sd", "test_loss_mean", "epsilon", *PRIVACY_KEYS, "failed"]
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(["setting", *([] if "algorithm" in axes else ["algorithm"]), *axes, "seeds", *measured])
+    for row in rows:
+        own = [] if "algorithm" in axes else [row["algorithm"]]
+        values = [axis_text(row["params"][key]) if key in row["params"] else "" for key in axes]
+        seeds = " ".join(map(str, row["seeds"]))
+        numbers = ["" if row[key] is None else row[key] for key in measured]
+        writer.writerow([row["setting"], *own, *values, seeds, *numbers])
+    return text.getvalue()

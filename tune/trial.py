@@ -1,0 +1,133 @@
+"""One trial: a federation in a worker process of Ray Tune, the very same run as `fl-lightning run` would do."""
+
+import json
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from fl_lightning import FLError, Observer, RoundRecord, RunResult
+from fl_lightning.analysis.trials import AXIS_TAG, axis_text, setting_of
+from fl_lightning.tracking import RunTracker, children
+from tune.space import Plan, Point
+
+OUTCOME = "outcome"
+"""The key of a trial's last report: JSON text with what `outcome_of` or `failure_of` gives."""
+
+
+def trial_id_of(ray_trial_id: str) -> str:
+    """`t003` from Ray's `3f2a1_00003`: short enough for every file system, unique within the sweep."""
+    return f"t{int(ray_trial_id.rpartition('_')[2]):03d}"
+
+
+def tune_trial(sampled: dict[str, Any], plan: Plan) -> None:
+    """The function that Ray Tune runs in a worker; reports every round, then the outcome.
+
+    A failure is reported with its own type, message and parameters. Unless it is a fault of what was asked for, it is
+    raised again, so that Ray Tune replaces the worker: what it has left behind in the process, such as a GPU in an
+    undefined state, cannot reach the next trial.
+    """
+    from ray import tune
+
+    trial_id = trial_id_of(tune.get_context().get_trial_id())
+    try:
+        result = run_trial(plan, sampled, trial_id, observers=[Reporter(tune.report)])
+    except Exception as error:
+        run_id = _record_failure(plan, sampled, trial_id, error)
+        tune.report({OUTCOME: json.dumps({**failure_of(error), "run_id": run_id})})
+        if isinstance(error, FLError):
+            return
+        raise
+    tune.report({OUTCOME: json.dumps(outcome_of(result))})
+
+
+def run_trial(
+    plan: Plan, sampled: Mapping[str, Any], trial_id: str, *, observers: Sequence[Observer] = ()
+) -> RunResult:
+    """Runs one trial here, in this process; no Ray is needed.
+
+    Raises:
+        Exception: whatever the federation raised.
+    """
+    from fl_lightning import run
+
+    point = plan.point(sampled)
+    tags = tags_of(plan, point, trial_id)
+    return run(point.config, observers=observers, parent_run_id=plan.parent_run_id, tags=tags)
+
+
+def tags_of(plan: Plan, point: Point, trial_id: str) -> dict[str, str]:
+    """What a trial's run is tagged with: sweep, trial, setting, and each axis with its value."""
+    axes = {f"{AXIS_TAG}{key}": axis_text(value) for key, value in point.params.items()}
+    return {"sweep_id": plan.sweep_id, "trial_id": trial_id, "setting": setting_of(point.params), **axes}
+
+
+def _record_failure(plan: Plan, sampled: Mapping[str, Any], trial_id: str, error: Exception) -> str | None:
+    """Sees to it that a failed trial has a child run, also when it ended before it could open one; its id.
+
+    None without tracking, and where the store cannot be used: the trial's own error counts, and gets a note.
+    """
+    if plan.parent_run_id is None:
+        return None
+    uri = str(plan.tracking["tracking.uri"])
+    try:
+        for child in children(uri, plan.parent_run_id, history=()):
+            if child.tags.get("trial_id") == trial_id:
+                return child.run_id
+        point = plan.point(sampled)
+        config = point.config
+        tags = {"config_sha256": config.sha256, **tags_of(plan, point, trial_id)}
+        tracker = RunTracker(uri)
+        experiment = config.tracking.experiment
+        tracker.start(config.to_dict(), experiment=experiment, parent_run_id=plan.parent_run_id, tags=tags)
+        tracker.finish("FAILED", error)
+    except FLError as lost:
+        error.add_note(f"and the failed trial is not in the tracking store: {lost}")
+        return None
+    return tracker.run_id
+
+
+class Reporter:
+    """An observer that tells Ray Tune of every round."""
+
+    def __init__(self, report: Callable[[dict[str, Any]], None]) -> None:
+        self.report = report
+        self.run_id: str | None = None
+
+    def on_start(self, info: Mapping[str, Any]) -> None:
+        self.run_id = info["run_id"]
+
+    def on_round(self, record: RoundRecord) -> None:
+        measured = {
+            "round": record.round,
+            "test_accuracy": record.test_accuracy,
+            "test_loss": record.test_loss,
+            "epsilon": record.epsilon,
+            "seconds": record.seconds,
+        }
+        self.report({"run_id": self.run_id, **{key: value for key, value in measured.items() if value is not None}})
+
+    def on_end(self, result: RunResult) -> None:
+        """Nothing: the outcome is reported when the run is closed in MLflow as well."""
+
+
+def outcome_of(result: RunResult) -> dict[str, Any]:
+    """What the sweep keeps of a finished trial."""
+    final = dict(result.final)
+    last = result.rounds[-1]
+    return {
+        "status": "finished",
+        "run_id": result.run_id,
+        "badge": result.badge,
+        "partition_sha256": result.partition_sha256,
+        "privacy": final.pop("privacy", None),
+        "final": final,
+        "metrics": {**last.metrics, "oracle/train_loss": last.train_loss, "seconds": last.seconds},
+        "history": {
+            name: [(r.round, getattr(r, name)) for r in result.rounds if getattr(r, name) is not None]
+            for name in ("test_accuracy", "test_loss")
+        },
+    }
+
+
+def failure_of(error: BaseException) -> dict[str, Any]:
+    """What the sweep keeps of a failed trial: the fault's own type and message."""
+    return {"status": "failed", "error": {"type": type(error).__name__, "message": str(error) or repr(error)}}
