@@ -14,7 +14,7 @@ import pytest
 
 from fl_lightning import RunConfig, TrackingError
 from fl_lightning.analysis import confidence_interval, curve, make_report, mean, sample_sd, settings_table, to_csv
-from fl_lightning.analysis.figures import Curve, accuracy_curves
+from fl_lightning.analysis.figures import BAND_ALPHA, Curve, accuracy_curves
 from fl_lightning.analysis.report import Sweep, best_setting, write_report
 from fl_lightning.analysis.tables import caption, epsilon_text, pivot, settings_markdown
 from fl_lightning.analysis.trials import Trial, labels, setting_of
@@ -121,6 +121,7 @@ def test_an_axis_with_one_value_has_no_column_but_a_sentence() -> None:
     headings = [cell.strip() for cell in text.splitlines()[0].strip("|").split("|")]
     assert headings == ["algorithm", "rho", "seeds", "test accuracy", "test loss", "epsilon"]
     assert "All rows: fl.rounds=9." in text
+    assert "fedsam alone has fl.batch_size=64." in settings_markdown(rows, {"fedsam": {"fl.batch_size": 64}})
     assert "fl.rounds" in to_csv(rows).splitlines()[0]
 
 
@@ -157,7 +158,7 @@ def test_curves_png_has_its_size_its_colours_and_a_band(tmp_path: Path) -> None:
     pixels = image.imread(path)[..., :3]
     assert pixels.shape[:2] == (720, 1500)
     line = np.asarray(colors.to_rgb("#0072B2"))
-    band = 0.15 * line + 0.85
+    band = BAND_ALPHA * line + 1 - BAND_ALPHA
     near = [(np.abs(pixels - colour).max(axis=-1) < 0.02).sum() for colour in (line, band)]
     assert near[0] > 500 and near[1] > 5000
 

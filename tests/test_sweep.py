@@ -1,6 +1,7 @@
 """A sweep on Ray Tune, from its cells to its table, its place in MLflow and its folders."""
 
 import json
+import os
 import signal
 import sqlite3
 import subprocess
@@ -19,6 +20,7 @@ from fl_lightning.config import SweepConfig, validate_space
 from fl_lightning.tracking import children, connect
 from tune.session import check_resources, ray_session
 from tune.space import Plan, param_space, search
+from tune.trial import WORKER_LOST, loss_of
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -214,3 +216,63 @@ def _is_alive(pid: int) -> bool:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
     except OSError:
         return False
+
+
+def test_a_lost_worker_is_named_and_a_fault_in_starting_it_keeps_its_cause() -> None:
+    from ray.exceptions import ActorDiedError, RayTaskError
+
+    lost = loss_of(ActorDiedError())["error"]
+    assert lost["type"] == "ActorDiedError" and "memory" in lost["message"] and "\n" not in lost["message"]
+    cause = ModuleNotFoundError("No module named 'mine'")
+    assert loss_of(RayTaskError("f", "...", cause))["error"] == {
+        "type": "ModuleNotFoundError",
+        "message": "No module named 'mine'",
+    }
+
+
+def test_ray_listens_on_the_loopback_address_only() -> None:
+    """Of all ports that processes of this Ray have open, none is reachable from another machine."""
+    ours = {os.getpid(), *_descendants(os.getpid())}
+    inodes = set()
+    for pid in ours:
+        for link in Path(f"/proc/{pid}/fd").glob("*"):
+            try:
+                target = os.readlink(link)
+            except OSError:  # closed meanwhile
+                continue
+            if target.startswith("socket:["):
+                inodes.add(target[8:-1])
+    listening = []
+    for table in ("tcp", "tcp6"):
+        for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
+            fields = line.split()
+            if fields[3] == "0A" and fields[9] in inodes:  # 0A: LISTEN
+                listening.append(fields[1].partition(":")[0])
+    loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
+    assert listening and set(listening) <= loopback
+
+
+@pytest.mark.slow
+def test_a_killed_worker_fails_its_trial_alone(tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "fl_lightning.cli", "sweep", "sweep=demo", "fl.rounds=6", "sweep.seeds=[1]"]
+    process = subprocess.Popen(
+        [*command, "--output", "o.json"], cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
+    )
+    try:
+        database = tmp_path / "mlruns" / "mlflow.db"
+        _wait_for_rounds(database, process)
+        with sqlite3.connect(database) as connection:
+            query = "SELECT r.name, t.value FROM runs r JOIN tags t ON t.run_uuid = r.run_uuid AND t.key = 'pid' "
+            running = connection.execute(query + "WHERE r.status = 'RUNNING' AND r.name <> 'demo'").fetchall()
+        os.kill(int(running[0][1]), signal.SIGKILL)
+        complained = process.communicate(timeout=240)[1]
+    finally:
+        process.kill()
+    assert process.returncode == 1 and "1 of 5 trials failed" in complained and "Traceback" not in complained
+    result = json.loads((tmp_path / "o.json").read_text())
+    failed = [trial for trial in result["trials"] if trial["status"] == "failed"]
+    assert len(failed) == 1 and failed[0]["error"]["message"] == WORKER_LOST
+    with sqlite3.connect(database) as connection:
+        statuses = dict(connection.execute("SELECT run_uuid, status FROM runs"))
+    assert statuses.pop(failed[0]["run_id"]) == "FAILED" and statuses.pop(result["parent_run_id"]) == "FAILED"
+    assert set(statuses.values()) == {"FINISHED"} and len(statuses) == 4

@@ -14,7 +14,7 @@ from ray.tune import Callback
 from fl_lightning.analysis.tables import epsilon_text
 from fl_lightning.analysis.trials import axis_text
 from tune.space import Plan, Point
-from tune.trial import OUTCOME, trial_id_of
+from tune.trial import OUTCOME, WORKER_LOST, trial_id_of
 
 PARAMETERS_FILE = "params.json"
 
@@ -78,7 +78,7 @@ class Board(Callback):  # type: ignore[misc]
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         trial_id = trial_id_of(trial.trial_id)
-        self.lines[trial_id].error = self.lines[trial_id].error or "the worker process ended unexpectedly"
+        self.lines[trial_id].error = self.lines[trial_id].error or WORKER_LOST
         self._end(trial_id)
 
     def _end(self, trial_id: str) -> None:

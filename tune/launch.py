@@ -17,7 +17,7 @@ from fl_lightning.config import Cell, SweepConfig
 from fl_lightning.tracking import Study, log_text, open_study, resolve_uri, run_page, tracked
 from tune.session import check_resources, ray_session
 from tune.space import Plan, param_space, search
-from tune.trial import OUTCOME, failure_of, trial_id_of, tune_trial
+from tune.trial import OUTCOME, loss_of, trial_id_of, tune_trial
 
 EXIT_TERMINATED = 143
 """128 + SIGTERM."""
@@ -57,14 +57,20 @@ def run_sweep(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], *, qui
         study = _open(info, base, tracking)
         say(f"sweep id: {sweep_id}")
         plan = Plan(sweep_id, info.axes, tuple(cells), tracking, study.run_id if study else None)
-        # Ray ends before the parent run is closed: no trial can write after its run was marked KILLED.
-        with tracked(study), stack.pop_all():
-            trials = _run_trials(plan, sweep, folder / "sweeps" / sweep_id, quiet)
+        trials: list[Trial] = []
+        try:
+            # Ray ends before the parent run is closed: no trial can write after its run was marked KILLED.
+            with tracked(study), stack.pop_all():
+                trials = _run_trials(plan, sweep, folder / "sweeps" / sweep_id, quiet)
+        except TrackingError as error:
+            if not trials:
+                raise
+            _complain("the sweep is not closed in the tracking store", error)
     rows = settings_table(trials)
     failed = sum(not trial.finished for trial in trials)
     report = write_report(info, trials, folder / "reports" / sweep_id)
     _store(study, report)
-    _close(trials, report, study, say, quiet)
+    _close(info, trials, report, study, say, quiet)
     return {
         "sweep_id": sweep_id,
         "name": sweep.name,
@@ -88,6 +94,7 @@ def _describe(sweep_id: str, base: RunConfig, sweep: SweepConfig, cells: Sequenc
         axes=tuple(sweep.space),
         metric=sweep.metric,
         mode=sweep.mode,
+        settings=sweep.settings,
         space={key: {axis.kind: list(axis.values)} for key, axis in sweep.space.items()},
         seeds=tuple(dict.fromkeys(cell.seed for cell in cells)),
         num_trials=len(cells) * sweep.num_samples,
@@ -126,14 +133,14 @@ def _run_trials(plan: Plan, sweep: SweepConfig, folder: Path, quiet: bool) -> li
     )
     try:
         with board.shown():
-            results = list(tuner.fit())
+            grid = tuner.fit()
     except (KeyboardInterrupt, SystemExit) as ended:
         hint = f"fl-lightning report {plan.sweep_id}"
         print(f"sweep {plan.sweep_id} stopped; `{hint}` shows what was finished", file=sys.stderr, flush=True)
         if isinstance(ended, SystemExit):  # Ray makes an exit code 1 of whatever a signal's handler raises
             raise SystemExit(EXIT_TERMINATED) from ended
         raise
-    trials = [_trial(plan, result) for result in results]
+    trials = [_trial(plan, grid[number]) for number in range(len(grid))]
     return sorted(trials, key=lambda trial: (len(trial.trial_id), trial.trial_id))
 
 
@@ -141,10 +148,7 @@ def _trial(plan: Plan, result: Any) -> Trial:
     """A trial from what Ray Tune has of it; a worker that died without a word is described by Ray's own error."""
     point = plan.point(result.config)
     metrics = result.metrics or {}
-    if OUTCOME in metrics:
-        outcome = json.loads(metrics[OUTCOME])
-    else:
-        outcome = failure_of(result.error or RuntimeError("the trial did not run to its end"))
+    outcome = json.loads(metrics[OUTCOME]) if OUTCOME in metrics else loss_of(result.error)
     return Trial(
         trial_id=Path(result.path).name,
         setting=setting_of(point.params),
@@ -162,23 +166,32 @@ def _trial(plan: Plan, result: Any) -> Trial:
 
 
 def _store(study: Study | None, report: dict[str, Path]) -> None:
-    """Keeps the report with the parent run; the sweep's result is not lost for a store that has gone away."""
+    """Keeps the report with the parent run. The sweep's result is not lost for a store that has gone away."""
     if study is None:
         return
     try:
         store_report(study.uri, study.run_id, report)
     except TrackingError as error:
-        print(f"the report is not in the tracking store: {error}", file=sys.stderr)
+        _complain("the report is not in the tracking store", error)
+
+
+def _complain(what: str, error: Exception) -> None:
+    print(f"{what}: {error}", file=sys.stderr, flush=True)
 
 
 def _close(
-    trials: Sequence[Trial], report: dict[str, Path], study: Study | None, say: Callable[[str], None], quiet: bool
+    info: Sweep,
+    trials: Sequence[Trial],
+    report: Mapping[str, Path],
+    study: Study | None,
+    say: Callable[[str], None],
+    quiet: bool,
 ) -> None:
     """The last words: the table, where the report lies, how to open the sweep, and what failed first."""
     from tune.summary import print_table
 
     if not quiet:
-        print_table(settings_table(trials))
+        print_table(settings_table(trials), info.settings)
     say(f"report: {report['markdown']}")
     say(f"curves: {report['curves']}")
     if study is not None:

@@ -2,7 +2,9 @@
 
 import logging
 import os
+import shlex
 import signal
+import sys
 import tempfile
 import threading
 from collections.abc import Iterator, Sequence
@@ -40,6 +42,9 @@ def ray_session() -> Iterator[Any]:
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
+    if not os.environ.get("RAY_ADDRESS"):
+        # Whatever its name says: Ray then listens on the loopback address only, on every system.
+        os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     import ray
 
     log = logging.getLogger("ray")
@@ -59,17 +64,19 @@ def ray_session() -> Iterator[Any]:
 def _start(ray: Any) -> None:
     in_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM) if in_main else None
-    quiet = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.CRITICAL}
+    quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.CRITICAL}
     if address := os.environ.get("RAY_ADDRESS"):
         ray.init(address=address, **quiet)
     else:
         if len(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) > LONGEST_TEMPORARY_FOLDER:
             quiet["_temp_dir"] = "/tmp/ray"
+        if (python := shlex.quote(sys.executable)) != sys.executable:
+            # Ray hands the interpreter's path to a shell as it stands; with a space in it no worker would ever start.
+            quiet["runtime_env"] = {"py_executable": python}
         ray.init(
             address="local",
             include_dashboard=False,
             object_store_memory=OBJECT_STORE_BYTES,
-            _node_ip_address="127.0.0.1",
             **quiet,
         )
     if handler is not None:  # Ray has put its own in its place, which would end a sweep without closing it

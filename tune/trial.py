@@ -13,6 +13,9 @@ OUTCOME = "outcome"
 """The key of a trial's last report: JSON text with what `outcome_of` or `failure_of` gives."""
 
 
+WORKER_LOST = "the worker process ended unexpectedly: it was killed, often for want of memory, or it crashed"
+
+
 def trial_id_of(ray_trial_id: str) -> str:
     """`t003` from Ray's `3f2a1_00003`: short enough for every file system, unique within the sweep."""
     return f"t{int(ray_trial_id.rpartition('_')[2]):03d}"
@@ -131,3 +134,15 @@ def outcome_of(result: RunResult) -> dict[str, Any]:
 def failure_of(error: BaseException) -> dict[str, Any]:
     """What the sweep keeps of a failed trial: the fault's own type and message."""
     return {"status": "failed", "error": {"type": type(error).__name__, "message": str(error) or repr(error)}}
+
+
+def loss_of(error: BaseException | None) -> dict[str, Any]:
+    """What the sweep keeps of a trial that ended without a word, from Ray's own error."""
+    from ray.exceptions import RayActorError, RayTaskError
+
+    if isinstance(error, RayTaskError):  # raised before or after our function, by the start of the worker, say
+        return failure_of(error.cause)
+    if error is None or isinstance(error, RayActorError):
+        kind = "WorkerLost" if error is None else type(error).__name__
+        return {"status": "failed", "error": {"type": kind, "message": WORKER_LOST}}
+    return failure_of(error)

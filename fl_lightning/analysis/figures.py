@@ -12,6 +12,7 @@ COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#0
 STYLES = ("-", "--", "-.", ":")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X", "<", ">")
 DOTS_PER_INCH = 150
+BAND_ALPHA = 0.1
 LABEL_WIDTH = 44
 """Characters in a line of the legend, so that a long label does not take the axes' room."""
 
@@ -71,7 +72,7 @@ def accuracy_curves(curves: Sequence[Curve], path: Path, *, title: str, ylabel: 
                 [max(0.0, point.mean - (point.sd or 0.0)) for point in spread],
                 [point.mean + (point.sd or 0.0) for point in spread],
                 color=colour,
-                alpha=0.15,
+                alpha=BAND_ALPHA,
                 linewidth=0,
             )
     axes.set_xlabel("round")
@@ -79,6 +80,7 @@ def accuracy_curves(curves: Sequence[Curve], path: Path, *, title: str, ylabel: 
     axes.set_title(title, fontsize=11, loc="left")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
     axes.grid(True, color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
     axes.spines[["top", "right"]].set_visible(False)
     if curves:
         columns = 1 + (len(curves) - 1) // 40

@@ -1,6 +1,7 @@
 """A sweep's report: table, curves and what every number means; made from MLflow alone, at any later time."""
 
 import json
+import math
 import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -37,6 +38,7 @@ class Sweep:
         metric: what makes a setting the best.
         mode: "max" or "min".
         space: key -> {kind: values}.
+        settings: algorithm -> values by dotted key that this algorithm alone gets.
         seeds: in the order of the sweep's file.
         num_trials: how many were planned.
         config: the configuration all trials start from.
@@ -48,6 +50,7 @@ class Sweep:
     metric: str = "test_accuracy"
     mode: str = "max"
     space: Mapping[str, Any] = field(default_factory=dict)
+    settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     seeds: tuple[int, ...] = ()
     num_trials: int = 0
     config: Mapping[str, Any] = field(default_factory=dict)
@@ -125,7 +128,7 @@ def best_setting(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, Any] | None
     for setting, group in by_setting(trials).items():
         values = [value for trial in group if (value := trial.measured(sweep.metric)) is not None]
         centre = mean(values)
-        if centre is not None and centre == centre:
+        if centre is not None and math.isfinite(centre):
             means.append((centre, {"setting": setting, "params": dict(group[0].params), "n": len(values)}))
     if not means:
         return None
@@ -147,7 +150,7 @@ def _curves(trials: Sequence[Trial], rows: Sequence[Row]) -> list[Curve]:
 def _text(sweep: Sweep, trials: Sequence[Trial], rows: Sequence[Row]) -> str:
     parts = [f"# {sweep.name}: sweep {sweep.sweep_id}\n"]
     parts.append(f"{_count(len(rows), 'setting')}, {_count(len(trials), 'trial')}. {_common(sweep)}\n")
-    parts.append(settings_markdown(rows))
+    parts.append(settings_markdown(rows, sweep.settings))
     across = pivot(rows)
     if across is not None:
         parts += ["## Algorithms across settings\n", markdown(*across)]
@@ -173,13 +176,14 @@ def _count(number: int, noun: str) -> str:
 def _common(sweep: Sweep) -> str:
     """What all trials share, in a sentence, as far as the sweep does not vary it."""
     shown = ("data.name", "partition.kind", "partition.alpha", "model.kind", "fl.num_clients", "fl.rounds")
+    varied = {*sweep.axes, *(key for values in sweep.settings.values() for key in values)}
     facts = []
     for key in shown:
         value: Any = sweep.config
         for part in key.split("."):
             value = value.get(part) if isinstance(value, Mapping) else None
         group = key.partition(".")[0]
-        if value is not None and key not in sweep.axes and group not in sweep.axes:
+        if value is not None and key not in varied and group not in varied:
             facts.append(f"{key}={axis_text(value)}")
     return f"All trials: {', '.join(facts)}." if facts else ""
 
@@ -195,12 +199,12 @@ def _read_sweep(uri: str, parent_run_id: str, sweep_id: str) -> Sweep:
     content = _artifact(uri, parent_run_id, SWEEP_FILE)
     if content is None:
         return Sweep(sweep_id)
-    known = {key: tuple(value) if isinstance(value, list) else value for key, value in content.items()}
+    known: dict[str, Any] = {key: tuple(item) if isinstance(item, list) else item for key, item in content.items()}
     return Sweep(**known)
 
 
 def _privacy_of(uri: str, runs: Sequence[ChildRun]) -> dict[str, Mapping[str, Any]]:
-    found = {}
+    found: dict[str, Mapping[str, Any]] = {}
     for run in runs:
         if "epsilon" in run.metrics and (content := _artifact(uri, run.run_id, "privacy.json")):
             found[run.run_id] = content

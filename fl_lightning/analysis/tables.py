@@ -10,6 +10,7 @@ from fl_lightning.analysis.statistics import mean, sample_sd
 from fl_lightning.analysis.trials import ALGORITHM_AXES, Trial, algorithm_of, axis_text, by_setting, varying
 
 Row = dict[str, Any]
+Own = Mapping[str, Mapping[str, Any]]
 
 PRIVACY_KEYS = ("unit", "delta", "adjacency", "sampling")
 PLUS_MINUS = "\u00b1"
@@ -32,8 +33,8 @@ def _row(setting: str, group: Sequence[Trial]) -> Row:
     finished = [trial for trial in group if trial.finished]
     accuracies = _measured(finished, "test_accuracy")
     statement = next((trial.privacy for trial in finished if trial.privacy), None) or {}
-    epsilons = [trial.final.get("epsilon") for trial in finished] if statement else []
-    bounded = bool(epsilons) and all(value is not None and math.isfinite(value) for value in epsilons)
+    epsilons = _measured(finished, "epsilon") if statement else []
+    bounded = len(epsilons) == len(finished) > 0 and all(map(math.isfinite, epsilons))
     return {
         "setting": setting,
         "algorithm": algorithm_of(group[0]),
@@ -112,15 +113,20 @@ def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join("| " + " | ".join(line) + " |" for line in [padded[0], rule, *padded[1:]]) + "\n"
 
 
-def settings_markdown(rows: Sequence[Row]) -> str:
-    """The table of all settings with its caption."""
+def settings_markdown(rows: Sequence[Row], own: Own | None = None) -> str:
+    """The table of all settings with its caption; `own` as in `caption`."""
     headings = columns(rows)
     table = markdown(headings, [cells(row, headings) for row in rows])
-    return table + "\n" + "\n".join(caption(rows)) + "\n"
+    return table + "\n" + "\n".join(caption(rows, own)) + "\n"
 
 
-def caption(rows: Sequence[Row]) -> list[str]:
-    """What the numbers mean, one sentence per line: the spread, each epsilon's promise, and whether they compare."""
+def caption(rows: Sequence[Row], own: Own | None = None) -> list[str]:
+    """What the numbers mean, one sentence per line: the spread, each epsilon's promise, and whether they compare.
+
+    Args:
+        rows: from `settings_table`.
+        own: algorithm -> values by dotted key that the sweep gives to that algorithm alone.
+    """
     seeds = sorted({seed for row in rows for seed in row["seeds"]})
     lines = [
         f"Mean {PLUS_MINUS} sample standard deviation over the seeds {', '.join(map(str, seeds))}."
@@ -130,6 +136,9 @@ def caption(rows: Sequence[Row]) -> list[str]:
     fixed = _fixed(rows)
     if fixed:
         lines.append(f"All rows: {', '.join(f'{key}={value}' for key, value in fixed.items())}.")
+    for name, values in (own or {}).items():
+        swept = ", ".join(f"{key}={axis_text(value)}" for key, value in values.items())
+        lines.append(f"{name} alone has {swept}.")
     promises: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if row["unit"] is not None:
