@@ -1,7 +1,9 @@
 """Real sweeps on Ray Tune that several tests share: each is run once per test session."""
 
+import atexit
 import contextlib
 import io
+import shutil
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -53,7 +55,9 @@ def write_digits(path: Path, every: int = 4) -> None:
 @cache
 def paired_sweep() -> Swept:
     """fedavg and dp_fedavg, two seeds each, with every path relative to a start folder that has a blank in its name."""
-    start = Path(tempfile.mkdtemp(prefix="fl-")) / "start folder"
+    temporary = tempfile.mkdtemp(prefix="fl-")
+    atexit.register(shutil.rmtree, temporary, ignore_errors=True)
+    start = Path(temporary) / "start folder"
     write_digits(start / "my data" / "digits.npz")
     presets = start / "my presets" / "algorithm"
     presets.mkdir(parents=True)
