@@ -1,37 +1,33 @@
 """From a validated configuration to the objects that run it. Everything that can be refused is refused here."""
 
 import json
-from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from inspect import signature
 from pathlib import Path
-from typing import Any
 
 import torch
+from torch import nn
 
-from fl_lightning.algorithms.algorithm import Algorithm, Protection
-from fl_lightning.algorithms.dp_fedavg import dp_fedavg
-from fl_lightning.algorithms.dp_fedsam import dp_fedsam
-from fl_lightning.algorithms.fedavg import fedavg
-from fl_lightning.algorithms.fedprox import fedprox
-from fl_lightning.algorithms.fedsam import fedsam
-from fl_lightning.algorithms.sam_afl import sam_afl
+from fl_lightning.algorithms.algorithm import Algorithm
 from fl_lightning.client.visit import ClientSide, Schedule, check_trainable, has_batch_norm
 from fl_lightning.config import RunConfig
-from fl_lightning.config.privacy import NoPrivacy
+from fl_lightning.config.contrast import Moon
+from fl_lightning.config.models import ResNet18
+from fl_lightning.config.plugins import OwnData, OwnModel
+from fl_lightning.config.proxy import LearnedWeights
 from fl_lightning.data.datasets import ImageData, load_data
-from fl_lightning.data.loading import ImageStore, planned_steps, poisson_rate
+from fl_lightning.data.loading import ImageStore
 from fl_lightning.data.partition import Partition, make_partition
+from fl_lightning.data.proxy import ProxySet, hold_out
 from fl_lightning.engine.objective import ModelObjective
 from fl_lightning.errors import ConfigError
 from fl_lightning.federation import Engine, sample_cohort
-from fl_lightning.local.optimizers import LocalOptimizer, adam, momentum, sgd
-from fl_lightning.models import build_model, check_fit
-from fl_lightning.privacy.calibrate import calibrate_many, calibrate_noise
-from fl_lightning.records import Release, ServerState
+from fl_lightning.methods import build_algorithm
+from fl_lightning.models import build_model
+from fl_lightning.plugins.loading import ship_by_value
+from fl_lightning.plugins.making import own_data, own_model
+from fl_lightning.records import ServerState
 from fl_lightning.rng import generator
-from fl_lightning.server.aggregate import by_samples, uniform
-from fl_lightning.uplink.clip_noise import SENSITIVITY
+from fl_lightning.shield import Noise, protection, solve_noise, visits_of
 
 EVALUATION_BATCH = 500
 
@@ -48,6 +44,9 @@ class Prepared:
     side: ClientSide
     test: ImageStore
     cohorts: tuple[tuple[int, ...], ...]
+    noise: Noise
+    public_examples: int = 0
+    """Examples the server itself holds, which no epsilon covers."""
 
     def evaluate(self, server: ServerState) -> tuple[float, float] | None:
         """(loss, accuracy) on the whole test set; None when it is empty."""
@@ -63,6 +62,7 @@ class Prepared:
         if self.config.engine.workers > 1:
             from fl_lightning.engine.workers import WorkerEngine
 
+            ship_by_value()
             return WorkerEngine(self.side, self.config.engine.workers)
         from fl_lightning.engine.lightning import LightningEngine
 
@@ -77,17 +77,25 @@ def prepare(config: RunConfig) -> Prepared:
         DataError: the data set cannot be read.
         PrivacyError: the demanded epsilon cannot be met.
     """
-    data = load_data(config.data)
-    check_fit(config.model.kind, *data.shape)
     fl = config.fl
+    data = own_data(config.data) if isinstance(config.data, OwnData) else load_data(config.data)
+    model = model_of(config, data)
+    data, held = held_out(config, data)
     partition = make_partition(data.y_train, fl.num_clients, config.partition, config.seed, data.num_classes)
     sizes = [len(shard) for shard in partition.indices]
     cohorts = planned_cohorts(config)
-    algorithm = build_algorithm(config, protection(config, sizes, cohorts))
+    visits = visits_of(cohorts, fl.num_clients)
+    noise = solve_noise(config, sizes, visits)
     device = device_of(config.engine.device, config.engine.workers)
     dtype = torch.float64 if config.engine.precision == "fp64" else torch.float32
-    model = build_model(config.model.kind, *data.shape, data.num_classes, generator(config.seed, "model"))
     objective = ModelObjective(model, device, dtype, autocast=config.engine.precision == "bf16")
+    batch_norm = has_batch_norm(model)
+    proxy = None
+    learning = config.algorithm.aggregate
+    if held is not None and isinstance(learning, LearnedWeights):
+        store = ImageStore(*held, data.mean, data.std, dtype, device)
+        proxy = ProxySet(objective, store, learning.proxy_batch_size, config.seed, batch_norm)
+    algorithm = build_algorithm(config, protection(config, noise), noise=noise, visits=visits, proxy=proxy)
     side = ClientSide(
         algorithm=algorithm,
         objective=objective,
@@ -95,11 +103,42 @@ def prepare(config: RunConfig) -> Prepared:
         shards=partition.indices,
         schedule=Schedule(fl.batch_size, fl.local_epochs, fl.max_local_steps),
         seed=config.seed,
-        batch_norm=has_batch_norm(model),
+        batch_norm=batch_norm,
+        keep_raw=fl.clipping_lab,
     )
     check_trainable(side, dict(enumerate(sizes)))
     test = ImageStore(data.x_test, data.y_test, data.mean, data.std, dtype, device)
-    return Prepared(config, data, objective, partition, algorithm, side, test, cohorts)
+    public = 0 if proxy is None else len(proxy)
+    return Prepared(config, data, objective, partition, algorithm, side, test, cohorts, noise, public)
+
+
+def model_of(config: RunConfig, data: ImageData) -> nn.Module:
+    """The network of `model.kind`, freshly initialised.
+
+    Raises:
+        ConfigError: it does not fit the images or the algorithm.
+    """
+    weights = generator(config.seed, "model")
+    if isinstance(config.model, OwnModel):
+        model = own_model(config.model, data.shape, data.num_classes, weights)
+    else:
+        norm = config.model.norm if isinstance(config.model, ResNet18) else "group"
+        model = build_model(config.model.kind, *data.shape, data.num_classes, weights, norm)
+    if isinstance(config.algorithm, Moon) and not callable(getattr(model, "features", None)):
+        raise ConfigError(
+            f"model.kind={config.model.kind}: algorithm.name=moon contrasts representations, and the network has no "
+            "method features(images) that gives them, [B, h]; add it"
+        )
+    return model
+
+
+def held_out(config: RunConfig, data: ImageData) -> tuple[ImageData, tuple[torch.Tensor, torch.Tensor] | None]:
+    """The data that clients may hold, and the images and labels of the server's proxy set, if it needs one."""
+    learning = config.algorithm.aggregate
+    if not isinstance(learning, LearnedWeights):
+        return data, None
+    rest, images, labels = hold_out(data, learning.proxy_share, config.seed)
+    return rest, (images, labels)
 
 
 def device_of(name: str, workers: int) -> torch.device:
@@ -150,76 +189,3 @@ def read_schedule(path: Path, num_clients: int, rounds: int) -> tuple[tuple[int,
                 f"{key}: round {number} is {cohort}; it must list different clients between 0 and {num_clients - 1}"
             )
     return tuple(tuple(cohort) for cohort in lists[:rounds])
-
-
-def protection(config: RunConfig, sizes: Sequence[int], cohorts: Sequence[Sequence[int]]) -> Protection:
-    """The noise of every client, from `privacy.noise_multiplier` or solved for `privacy.target_epsilon`.
-
-    At level "sample" each client's multiplier is solved for its own rate and number of steps, so that all spend the
-    same epsilon. At level "update" one multiplier serves all: that of the client who takes part most often.
-    """
-    privacy, fl = config.privacy, config.fl
-    if isinstance(privacy, NoPrivacy):
-        return Protection()
-    target = privacy.target_epsilon or 0.0  # read only where no multiplier is given, and then the schema has set it
-    visits = [sum(client in cohort for cohort in cohorts) for client in range(fl.num_clients)]
-    if privacy.noise_multiplier is not None:
-        multipliers = [float(privacy.noise_multiplier)] * fl.num_clients
-    elif privacy.level == "sample":
-        plans = [
-            (
-                poisson_rate(n, fl.batch_size),
-                max(1, v) * planned_steps(n, fl.batch_size, fl.local_epochs, fl.max_local_steps),
-            )
-            for n, v in zip(sizes, visits, strict=True)
-        ]
-        multipliers = calibrate_many(plans, target, privacy.delta)
-    else:
-        most = max(1, *visits)
-
-        def releases(z: float) -> list[Release]:
-            reach = SENSITIVITY[privacy.adjacency]
-            return [Release("gaussian", "client", reach, z, count=most, adjacency=privacy.adjacency)]
-
-        multipliers = [calibrate_noise(releases, target, privacy.delta)] * fl.num_clients
-    return Protection(
-        level=privacy.level,
-        clip=privacy.clip_norm,
-        multipliers=tuple(multipliers),
-        adjacency=privacy.adjacency,
-        delta=privacy.delta,
-        physical_batch_size=getattr(privacy, "physical_batch_size", None),
-    )
-
-
-def optimizer(local: Any) -> LocalOptimizer:
-    """The client's optimizer."""
-    if local.optimizer == "adam":
-        return adam(local.lr, local.beta1, local.beta2, weight_decay=local.weight_decay)
-    if local.optimizer == "momentum":
-        return momentum(local.lr, local.momentum, local.weight_decay)
-    return sgd(local.lr, local.weight_decay)
-
-
-ALGORITHMS: dict[str, Callable[..., Algorithm]] = {
-    "fedavg": fedavg,
-    "fedprox": fedprox,
-    "fedsam": fedsam,
-    "sam_afl": sam_afl,
-    "dp_fedavg": dp_fedavg,
-    "dp_fedsam": dp_fedsam,
-}
-
-
-def build_algorithm(config: RunConfig, shield: Protection) -> Algorithm:
-    """The algorithm named by `algorithm.name`: each of its parameters is the setting of the same name."""
-    local, server = config.algorithm.local, config.algorithm.aggregate
-    offered: dict[str, Any] = {
-        **dict(local),
-        **dict(server),
-        "optimizer": optimizer(local),
-        "prior": {"samples": by_samples, "uniform": uniform}[server.weighting],
-        "protection": shield,
-    }
-    builder = ALGORITHMS[config.algorithm.name]
-    return builder(**{name: offered[name] for name in signature(builder).parameters})

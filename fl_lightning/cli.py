@@ -16,6 +16,7 @@ from fl_lightning import __version__
 from fl_lightning.cli_options import ConfigDir, ConfigFile, Debug, Output, Overrides, Quiet, Uri
 from fl_lightning.cli_output import check_output, write_json
 from fl_lightning.cli_sweep import REPORT_EXAMPLES, SWEEP_EXAMPLES, report, sweep
+from fl_lightning.cli_verify import VERIFY_EXAMPLES, verify
 from fl_lightning.errors import ConfigError, FLError
 
 RUN_EXAMPLES = """\b
@@ -140,6 +141,7 @@ def config(
 
 app.command(epilog=SWEEP_EXAMPLES)(sweep)
 app.command(epilog=REPORT_EXAMPLES)(report)
+app.command(epilog=VERIFY_EXAMPLES)(verify)
 
 
 @data_app.command(epilog=DATA_EXAMPLES)

@@ -1,7 +1,7 @@
 """The whole product in one screen: one round, and the loop over rounds.
 
-sample cohort -> broadcast -> local solve and uplink on each client -> aggregate in cohort order -> server rule
--> ledger -> commit server and client states together -> observe
+sample cohort -> broadcast -> on each client: local solve, announcements, agreement, uplink
+-> aggregate in cohort order -> server rule -> ledger -> commit server and client states together -> observe
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,13 +12,15 @@ from typing import Protocol
 import torch
 
 from fl_lightning.algorithms.algorithm import Algorithm
-from fl_lightning.client.visit import Visit
-from fl_lightning.records import ClientState, Message, Release, RoundRecord, ServerState
+from fl_lightning.client.visit import ClientSide, Visit, protect
+from fl_lightning.records import Aggregate, ClientState, Message, Release, RoundRecord, ServerState
 from fl_lightning.rng import generator
 
 
 class Engine(Protocol):
     """Runs a cohort. Messages come in the order of `visits`, whatever order the work was done in."""
+
+    side: ClientSide
 
     def run(self, server: ServerState, visits: Sequence[Visit]) -> Iterator[Message]: ...
 
@@ -31,6 +33,10 @@ class Accounts(Protocol):
     def record(self, round: int, client: int, releases: Sequence[Release]) -> None: ...
 
     def epsilon(self) -> float: ...
+
+
+Inspection = Callable[[int, Sequence[Message], Aggregate], Mapping[str, float]]
+"""(round, messages in cohort order, their aggregate) -> metrics by name."""
 
 
 @dataclass(frozen=True)
@@ -49,19 +55,20 @@ def sample_cohort(seed: int, round: int, num_clients: int, size: int) -> tuple[i
 
 def run_round(
     federation: Federation, cohort: Sequence[int], algorithm: Algorithm, engine: Engine, ledger: Accounts | None
-) -> tuple[Federation, list[Message], tuple[str, ...]]:
+) -> tuple[Federation, list[Message], Aggregate]:
     """One round. The federation passed in stays valid: a fault anywhere leaves the previous round intact."""
     server, clients = federation.server, federation.clients
     round = server.round + 1
-    visits = [Visit(round, client, clients.get(client, {})) for client in cohort]
-    messages = list(engine.run(server, visits))
+    terms = algorithm.before(server, cohort) if algorithm.before else {}
+    visits = [Visit(round, client, clients.get(client, {}), terms.get(client, {})) for client in cohort]
+    messages = protect(engine.side, server, list(engine.run(server, visits)))
     aggregate = algorithm.aggregate(messages)
     server = algorithm.rule(server, aggregate)
     if ledger is not None:
         for message in messages:
             ledger.record(round, message.client, message.releases)
     kept = {message.client: message.state for message in messages if message.state}
-    return Federation(server, {**clients, **kept}), messages, aggregate.notes
+    return Federation(server, {**clients, **kept}), messages, aggregate
 
 
 def fit(
@@ -74,14 +81,19 @@ def fit(
     evaluate: Callable[[ServerState], tuple[float, float] | None],
     eval_every: int = 1,
     ledger: Accounts | None = None,
+    inspect: Inspection | None = None,
 ) -> Iterator[tuple[Federation, RoundRecord, list[Message]]]:
-    """Runs rounds up to number `rounds`, yielding the state and a record after each. The last round is evaluated."""
+    """Runs rounds up to number `rounds`, yielding the state and a record after each. The last round is evaluated.
+
+    What `inspect` finds in a round's messages joins the metrics of its record.
+    """
     while federation.server.round < rounds:
         start = perf_counter()
         cohort = tuple(cohort_of(federation.server.round + 1))
         before = federation.server
-        federation, messages, notes = run_round(federation, cohort, algorithm, engine, ledger)
+        federation, messages, aggregate = run_round(federation, cohort, algorithm, engine, ledger)
         round = federation.server.round
+        found = inspect(round, messages, aggregate) if inspect else {}
         tested = evaluate(federation.server) if round % eval_every == 0 or round == rounds else None
         record = RoundRecord(
             round=round,
@@ -92,8 +104,8 @@ def fit(
             seconds=perf_counter() - start,
             epsilon=ledger.epsilon() if ledger is not None else None,
             updated=federation.server.w is not before.w,
-            notes=notes,
-            metrics=_metrics(messages, before, federation.server),
+            notes=aggregate.notes,
+            metrics={**_metrics(messages, before, federation.server), **found},
         )
         yield federation, record, messages
 
@@ -121,6 +133,8 @@ def _metrics(messages: Sequence[Message], before: ServerState, after: ServerStat
         values = [m.oracle[name] for m in messages if name in m.oracle]
         if values:
             metrics[f"oracle/{name}"] = sum(values) / len(values)
+    if "gamma" in after.extra:
+        metrics["server/gamma"] = float(after.extra["gamma"])
     gaps = [m.scalars["gap"] for m in messages if "gap" in m.scalars]
     if gaps:
         metrics["gap/mean"] = sum(gaps) / len(gaps)

@@ -20,6 +20,8 @@ class Release:
         unit: what is protected: one "sample" of the client, or the whole "client".
         sensitivity: L2 (Gaussian) or L1 (Laplace) sensitivity of one release under `adjacency`, after weighting.
         noise: standard deviation (Gaussian) or scale (Laplace) of the noise on one release, in the same unit.
+        counted_noise: the noise the ledger counts, at most `noise`; None counts `noise` itself. A theorem that bounds
+            a noise chosen during the run by a constant counts that constant.
         count: how many such releases were made.
         sampling: how the protected units entered each release: all of them ("full") or each by itself with
             probability `rate` ("poisson").
@@ -37,11 +39,12 @@ class Release:
     rate: float = 1.0
     adjacency: str = "add_remove"
     covers: tuple[str, ...] = ()
+    counted_noise: float | None = None
 
     @property
     def noise_multiplier(self) -> float:
-        """Noise over sensitivity, the only number an accountant needs of the two."""
-        return self.noise / self.sensitivity
+        """Counted noise over sensitivity, the only number an accountant needs of the two."""
+        return (self.noise if self.counted_noise is None else self.counted_noise) / self.sensitivity
 
 
 @dataclass(frozen=True)
@@ -63,7 +66,9 @@ class Message:
     """One client's upload, after its uplink.
 
     `vectors` and `scalars` cross the wire and must each be covered by a release, or the run is not private.
-    `num_samples` is public. `oracle` holds diagnostics that only a simulator can see; they are never aggregated.
+    `num_samples` is public. `oracle` and `oracle_vectors` hold diagnostics that only a simulator can see; they are
+    never aggregated. The vectors, "update" as it was before the uplink and "clipped" before noise, are kept only where
+    `ClientSide.keep_raw` asks for them.
     """
 
     client: int
@@ -75,6 +80,7 @@ class Message:
     releases: tuple[Release, ...] = ()
     state: ClientState = field(default_factory=dict)
     oracle: Mapping[str, float] = field(default_factory=dict)
+    oracle_vectors: Mapping[str, Vector] = field(default_factory=dict)
 
     @property
     def undeclared(self) -> tuple[str, ...]:

@@ -3,12 +3,15 @@
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from fl_lightning.analysis.norms import LAB_NOTE, ClippingLab
 from fl_lightning.build import Prepared, prepare
+from fl_lightning.clip_threshold import measured
 from fl_lightning.config import RunConfig
 from fl_lightning.federation import Federation, fit, initial
 from fl_lightning.privacy import Ledger, statement, summary
@@ -85,23 +88,33 @@ def _train(prepared: Prepared, tracker: RunTracker | None, observers: Sequence[O
         observer.on_start(info)
     if tracker is not None:
         _keep_manifest(prepared, tracker)
+    prepared, threshold = measured(prepared, start)
     undeclared: set[str] = set()
     records: list[RoundRecord] = []
-    for federation, record, messages in _rounds(prepared, start, ledger):
+    lab = ClippingLab() if config.fl.clipping_lab else None
+    for federation, record, messages in _rounds(prepared, start, ledger, lab):
         undeclared |= {name for message in messages for name in message.undeclared}
+        if threshold is not None and not records:
+            record = replace(record, notes=(threshold["note"], *record.notes))
+        if lab is not None and not records:
+            record = replace(record, notes=(LAB_NOTE, *record.notes))
         records.append(record)
         for observer in watching:
             observer.on_round(record)
     result = _result(prepared, federation, ledger, run_id, records, undeclared)
+    if threshold is not None:
+        result = replace(result, final={**result.final, "clip": dict(threshold)})
     if tracker is not None and ledger is not None:
         _keep_account(prepared, ledger, tracker)
+    if tracker is not None and lab is not None:
+        _keep_norms(lab, tracker)
     for observer in watching:
         observer.on_end(result)
     return result
 
 
 def _rounds(
-    prepared: Prepared, federation: Federation, ledger: Ledger | None
+    prepared: Prepared, federation: Federation, ledger: Ledger | None, lab: ClippingLab | None = None
 ) -> Iterator[tuple[Federation, RoundRecord, list[Message]]]:
     engine = prepared.engine()
     try:
@@ -114,6 +127,7 @@ def _rounds(
             evaluate=prepared.evaluate,
             eval_every=prepared.config.fl.eval_every,
             ledger=ledger,
+            inspect=None if lab is None else lab.inspect,
         )
     finally:
         engine.close()
@@ -131,6 +145,8 @@ def _result(
     if ledger is not None:
         facts = summary(ledger, **_terms(prepared))
         facts["noise_multiplier"] = _span(prepared.algorithm.protection.multipliers)
+        if prepared.noise.nominal_epsilon is not None:
+            facts["nominal_epsilon"] = prepared.noise.nominal_epsilon  # what the paper's Eq. 16 claims
     private = facts is not None and not facts["infinite"] and not undeclared
     last = records[-1]
     final = {
@@ -151,6 +167,7 @@ def _terms(prepared: Prepared) -> dict[str, Any]:
         "clip_norm": prepared.algorithm.protection.clip,
         "trust_model": TRUST_MODEL,
         "sizes": {client: len(shard) for client, shard in enumerate(prepared.partition.indices)},
+        "public_examples": prepared.public_examples,
     }
 
 
@@ -164,6 +181,12 @@ def _keep_manifest(prepared: Prepared, tracker: RunTracker) -> None:
     with tempfile.TemporaryDirectory() as folder:
         for path in save_manifest(prepared.partition, Path(folder)):
             tracker.log_artifact_file(path, "partition")
+
+
+def _keep_norms(lab: ClippingLab, tracker: RunTracker) -> None:
+    tracker.log_text(lab.to_csv(), "clipping/norms.csv")
+    with tempfile.TemporaryDirectory() as folder:
+        tracker.log_artifact_file(lab.draw(Path(folder) / "norms.png"), "clipping")
 
 
 def _keep_account(prepared: Prepared, ledger: Ledger, tracker: RunTracker) -> None:

@@ -86,3 +86,23 @@ def quadratic_round(
     side = ClientSide(algorithm, QuadraticObjective(clients), ClientNumbers(), shards, Schedule(1, local_steps), seed)
     federation, messages, _ = run_round(initial(x, {}), range(len(clients)), algorithm, DebugEngine(side), ledger=None)
     return federation.server.w, messages
+
+
+def quadratic_rounds(
+    clients: Sequence[Quadratic],
+    algorithm: Algorithm,
+    x: Tensor,
+    local_steps: int | Sequence[int],
+    cohorts: Sequence[Sequence[int]],
+    seed: int = 0,
+) -> list[Federation]:
+    """The federation after each round; `local_steps` of all clients, or of each (as many samples as steps, then)."""
+    if isinstance(local_steps, int):
+        shards, schedule = [torch.tensor([i]) for i in range(len(clients))], Schedule(1, local_steps)
+    else:
+        shards, schedule = [torch.full((q,), i) for i, q in enumerate(local_steps)], Schedule(1, 1)
+    side = ClientSide(algorithm, QuadraticObjective(clients), ClientNumbers(), shards, schedule, seed)
+    federations = [initial(x, {})]
+    for cohort in cohorts:
+        federations.append(run_round(federations[-1], cohort, algorithm, DebugEngine(side), ledger=None)[0])
+    return federations[1:]

@@ -233,6 +233,6 @@ def test_infinite_bound_without_noise_is_the_plain_update() -> None:
     from fl_lightning.records import Message
 
     message = Message(0, 5, 1, {"delta": torch.tensor([3.0, 4.0])})
-    sent = clip_noise(math.inf, (0.0,), "zero_out").encode(message, torch.Generator())
+    sent = clip_noise(math.inf, (0.0,), "zero_out").encode(message, torch.Generator(), {})
     assert torch.equal(sent.vectors["delta"], message.vectors["delta"])
     assert sent.releases[0].noise == 0.0

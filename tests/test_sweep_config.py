@@ -108,6 +108,7 @@ def test_random_axes_are_left_to_draw() -> None:
 def test_relative_paths_of_an_axis_mean_the_start_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     start, elsewhere = tmp_path / "start", tmp_path / "elsewhere"
     start.mkdir(), elsewhere.mkdir()
+    monkeypatch.delenv("FL_DATA_ROOT", raising=False)
     monkeypatch.chdir(start)
     cells = cells_of("partition=file", "sweep.space.partition.path={grid:[a.json,b.json]}", "data=mnist")
     drawn = cells_of("sweep.space.data={choice:[digits,mnist]}", "sweep.space.fl.rounds={randint:[1,3]}")

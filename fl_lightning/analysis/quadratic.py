@@ -59,6 +59,9 @@ class QuadraticObjective:
     def loss(self, w: Vector, batch: Batch) -> Tensor:
         return self._client(batch).value(w)
 
+    def example_losses(self, w: Vector, batch: Batch) -> Tensor:
+        return torch.stack([self.clients[int(i)].value(w) for i in batch[0]])
+
     def begin_step(self) -> None:
         self._losses = []
 

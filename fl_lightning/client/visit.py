@@ -1,7 +1,7 @@
 """One client's visit: what every engine does at its start, and at its end inside the client's boundary."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Protocol
 
 import torch
@@ -13,7 +13,11 @@ from fl_lightning.errors import FLError, PrivacyError
 from fl_lightning.local.solver import Batch, Context, Objective, SolverState
 from fl_lightning.records import ClientState, Message, Release, ServerState, Vector
 from fl_lightning.rng import generator
-from fl_lightning.uplink.stage import send
+from fl_lightning.uplink.stage import Terms, send
+
+
+MEASURED_TOGETHER = 500
+"""Examples per batch where a client measures something over all its data."""
 
 
 @dataclass(frozen=True)
@@ -32,6 +36,7 @@ class Visit:
     round: int
     client: int
     state: ClientState = field(default_factory=dict)
+    terms: Terms = field(default_factory=dict)
 
 
 class VisitObjective(Objective, Protocol):
@@ -53,7 +58,10 @@ class Store(Protocol):
 
 @dataclass(frozen=True)
 class ClientSide:
-    """Everything a visit needs that stays the same all run: algorithm, data, shards, loss, schedule, seed."""
+    """Everything a visit needs that stays the same all run: algorithm, data, shards, loss, schedule, seed.
+
+    `keep_raw` has messages carry the raw update beside the upload, for a simulator's diagnostics.
+    """
 
     algorithm: Algorithm
     objective: VisitObjective
@@ -62,6 +70,7 @@ class ClientSide:
     schedule: Schedule
     seed: int
     batch_norm: bool = False
+    keep_raw: bool = False
 
     @property
     def private_samples(self) -> bool:
@@ -110,8 +119,15 @@ def open_visit(side: ClientSide, server: ServerState, visit: Visit) -> OpenVisit
         expected_batch=samples * poisson_rate(samples, side.schedule.batch_size) if samples else 1.0,
         server={name: vector.to(device) for name, vector in server.extra.items()},
         state={name: vector.to(device) for name, vector in visit.state.items()},
+        terms=visit.terms,
+        examples=lambda: [side.store.batch(part) for part in _evenly(side.shards[visit.client], MEASURED_TOGETHER)],
     )
     return OpenVisit(visit, x, ctx, batches, last, side.algorithm.solver.init(x))
+
+
+def _evenly(indices: Tensor, most: int) -> Sequence[Tensor]:
+    """Parts of nearly equal length, none above `most`; none holds one example alone, unless there is only one."""
+    return indices.tensor_split(max(1, -(-len(indices) // most)))
 
 
 def guard(side: ClientSide, opened: OpenVisit) -> None:
@@ -129,29 +145,57 @@ def guard(side: ClientSide, opened: OpenVisit) -> None:
 
 
 def close_visit(side: ClientSide, opened: OpenVisit) -> Message:
-    """Measures, declares and sends: the upload as it leaves the client, on the CPU."""
+    """Measures, declares and sends: the upload as it leaves the client, on the CPU.
+
+    Where the algorithm's clients first agree on terms, the update stays unprotected inside the client here, and
+    `protect` sends it.
+    """
     visit, state = opened.visit, opened.solver
     last_epoch = [side.store.batch(indices) for indices in opened.batches[len(opened.batches) - opened.last_epoch :]]
     scalars: dict[str, float] = {}
-    if state.steps:
-        for measure in side.algorithm.measures:
-            scalars |= measure(state, opened.ctx, last_epoch)
+    vectors: dict[str, Vector] = {"delta": (state.y - opened.x).cpu()}
+    kept: dict[str, Vector] = {}
+    for measure in side.algorithm.measures if state.steps else ():
+        found = measure(state, opened.ctx, last_epoch)
+        scalars |= found.scalars
+        vectors |= {name: vector.cpu() for name, vector in found.vectors.items()}
+        kept |= {name: vector.cpu() for name, vector in found.state.items()}
     samples = len(side.shards[visit.client])
     releases: tuple[Release, ...] = ()
     if side.private_samples and state.steps:
         rate = poisson_rate(samples, side.schedule.batch_size)
-        releases = (side.algorithm.protection.gradient_release(visit.client, rate, state.steps),)
+        shield, covers = side.algorithm.protection, side.algorithm.derived
+        releases = (shield.gradient_release(visit.client, rate, state.steps, visit.terms, covers),)
     message = Message(
         client=visit.client,
         num_samples=samples,
         steps=state.steps,
-        vectors={"delta": (state.y - opened.x).cpu()},
+        vectors=vectors,
         scalars=scalars,
         buffers=side.objective.buffers(),
         releases=releases,
+        state=kept,
         oracle={} if state.train_loss is None else {"train_loss": state.train_loss},
     )
-    return send(message, side.algorithm.uplink, generator(side.seed, "uplink", visit.round, visit.client))
+    noise = generator(side.seed, "announce", visit.round, visit.client)
+    message = send(message, side.algorithm.announcements, noise, visit.terms)
+    return message if side.algorithm.agree else uplinked(side, visit.round, message, visit.terms)
+
+
+def uplinked(side: ClientSide, round: int, message: Message, terms: Terms) -> Message:
+    """The message after the client's uplink."""
+    if side.keep_raw and message.steps:
+        message = replace(message, oracle_vectors={"update": message.vectors["delta"]})
+    return send(message, side.algorithm.uplink, generator(side.seed, "uplink", round, message.client), terms)
+
+
+def protect(side: ClientSide, server: ServerState, messages: Sequence[Message]) -> list[Message]:
+    """Clients that have announced agree on terms with the server, and send their updates under them."""
+    if side.algorithm.agree is None:
+        return list(messages)
+    terms = side.algorithm.agree(server, messages)
+    round = server.round + 1
+    return [uplinked(side, round, message, terms.get(message.client, {})) for message in messages]
 
 
 def untrained(side: ClientSide, visit: Visit, server: ServerState) -> Message:

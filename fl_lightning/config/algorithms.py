@@ -6,8 +6,8 @@ from pydantic import Field
 
 from fl_lightning.config.numbers import Decay, NonNegative, Positive, Section, Share
 
-SAM_ALGORITHMS = ("fedsam", "sam_afl", "dp_fedsam")
-DP_ALGORITHMS = ("dp_fedavg", "dp_fedsam")
+SAM_ALGORITHMS = ("fedsam", "sam_afl", "sam_adpfl", "dp_fedsam")
+DP_ALGORITHMS = ("dp_fedavg", "dp_fedsam", "sam_adpfl", "dp_scaffold", "dp_fedlaw")
 
 
 class Sgd(Section):
@@ -153,6 +153,3 @@ class DpFedSam(Section):
     name: Literal["dp_fedsam"] = Field(default="dp_fedsam", description="the algorithm")
     local: SamLocal = Field(default=SamSgd(), description="training on the client")
     aggregate: Mean = Field(default=Mean(), description="aggregation on the server")
-
-
-AlgorithmConfig = Annotated[FedAvg | FedProx | FedSam | SamAfl | DpFedAvg | DpFedSam, Field(discriminator="name")]

@@ -6,7 +6,7 @@ from typing import Any
 
 from fl_lightning.config.defaults import TAG_OF_SECTION
 from fl_lightning.config.faults import Fault, InvalidConfig, nearest, show
-from fl_lightning.config.index import is_section, key_names
+from fl_lightning.config.index import is_open_key, is_section, key_names
 from fl_lightning.config.messages import unknown_key
 from fl_lightning.config.numbers import to_float, to_int
 from fl_lightning.config.schema import RunConfig
@@ -80,7 +80,7 @@ def _check_key(key: str) -> None:
         raise _fault(at, "is no axis; list the seeds in sweep.seeds")
     if key.startswith("tracking."):
         raise _fault(at, "cannot be swept: all trials belong to one study in one store")
-    if key in TAG_OF_SECTION or key in key_names(RunConfig):
+    if key in TAG_OF_SECTION or key in key_names(RunConfig) or is_open_key(RunConfig, key):
         return
     if is_section(RunConfig, key):
         raise _fault(at, "is a section; sweep one of its keys")

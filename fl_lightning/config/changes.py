@@ -17,6 +17,8 @@ from fl_lightning.config.index import Key, section_models, variant
 from fl_lightning.config.numbers import to_float, to_path
 from fl_lightning.config.presets import load_preset
 from fl_lightning.config.privacy import DEFAULT_TARGET_EPSILON
+from fl_lightning.config.proxy import default_proxy_lr
+from fl_lightning.plugins.loading import is_reference
 
 
 def merged(below: Mapping[str, Any], above: Mapping[str, Any]) -> dict[str, Any]:
@@ -42,14 +44,22 @@ def without_defaults(root: type[BaseModel], raw: Mapping[str, Any]) -> dict[str,
     level, aggregate = privacy.get("level"), algorithm.get("aggregate")
     if isinstance(aggregate, Mapping):
         drop(pruned, "algorithm.aggregate.weighting")
-        if aggregate.get("weighting") != default_weighting(level):
+        if aggregate.get("weighting") != default_weighting(level, algorithm.get("name")):
             pruned = set_at(pruned, "algorithm.aggregate.weighting", aggregate["weighting"])
+    data = whole["data"]["name"] if isinstance(whole["data"], Mapping) else None
+    if isinstance(aggregate, Mapping) and aggregate.get("proxy_lr") == default_proxy_lr(data):
+        drop(pruned, "algorithm.aggregate.proxy_lr")
     if level == default_level(algorithm.get("name")):
         drop(pruned, "privacy.level")
     if privacy.get("noise_multiplier") is None and privacy.get("target_epsilon") == DEFAULT_TARGET_EPSILON:
         drop(pruned, "privacy.target_epsilon")
     if level == "sample" and algorithm.get("name") in SAM_ALGORITHMS and privacy.get("ascent") == "previous":
         drop(pruned, "privacy.ascent")
+    if algorithm.get("name") == "sam_adpfl":
+        if algorithm.get("sharpness", {}).get("statistics") == ("lagged" if level == "sample" else "current"):
+            drop(pruned, "algorithm.sharpness.statistics")
+        if privacy.get("mode") == "paper" and privacy.get("adjacency") == "zero_out":
+            drop(pruned, "privacy.adjacency")
     return pruned
 
 
@@ -129,7 +139,9 @@ def apply_changes(raw: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[
     groups = [key for key in overrides if key in TAG_OF_SECTION]
     for group in groups:
         option = overrides[group]
-        if isinstance(option, str):
+        if is_reference(option):
+            option = {TAG_OF_SECTION[group]: option}
+        elif isinstance(option, str):
             option = load_preset(group, option)
         elif not isinstance(option, Mapping):
             raise InvalidConfig([Fault(group, "needs the name of an option", option)])

@@ -10,7 +10,9 @@ from typing import Any
 from pydantic import BaseModel
 
 from fl_lightning.config.algorithms import DP_ALGORITHMS, SAM_ALGORITHMS
+from fl_lightning.config.baselines import EVEN_ALGORITHMS
 from fl_lightning.config.privacy import DEFAULT_TARGET_EPSILON
+from fl_lightning.config.proxy import PROXY_ALGORITHMS, default_proxy_lr
 
 TAG_OF_SECTION = {
     "algorithm": "name",
@@ -52,9 +54,9 @@ def default_level(algorithm: Any) -> str:
     return "sample" if algorithm in DP_ALGORITHMS else "none"
 
 
-def default_weighting(level: Any) -> str:
-    """Uniform where the number of a client's samples is itself private."""
-    return "uniform" if level == "update" else "samples"
+def default_weighting(level: Any, algorithm: Any) -> str:
+    """Uniform where the number of a client's samples is itself private, or where the paper's mean has no weights."""
+    return "uniform" if level == "update" or algorithm in EVEN_ALGORITHMS else "samples"
 
 
 def complete(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -73,10 +75,17 @@ def complete(raw: Mapping[str, Any]) -> dict[str, Any]:
         _fill(algorithm, "local", {})
         _fill(algorithm, "aggregate", {})
         _fill(algorithm["local"], "optimizer", "sgd")
-        _fill(algorithm["aggregate"], "weighting", default_weighting(level))
+        _fill(algorithm["aggregate"], "weighting", default_weighting(level, name))
+        if name in PROXY_ALGORITHMS and isinstance(whole["data"], dict):
+            _fill(algorithm["aggregate"], "proxy_lr", default_proxy_lr(whole["data"]["name"]))
     if isinstance(privacy, dict) and level in ("sample", "update"):
         if privacy.get("noise_multiplier") is None:
             _fill(privacy, "target_epsilon", DEFAULT_TARGET_EPSILON)
+        if name == "sam_adpfl" and privacy.get("mode") == "paper":
+            _fill(privacy, "adjacency", "zero_out")  # the text's sensitivity is C
+        if name == "sam_adpfl" and isinstance(algorithm, dict):
+            _fill(algorithm, "sharpness", {})
+            _fill(algorithm["sharpness"], "statistics", "lagged" if level == "sample" else "current")
         if level == "sample" and name in SAM_ALGORITHMS:
             _fill(privacy, "ascent", "previous")
     return whole

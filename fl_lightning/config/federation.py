@@ -1,4 +1,4 @@
-"""`fl.*`, `engine.*`, `tracking.*` and `model.*`: the sections without variants."""
+"""`fl.*`, `engine.*` and `tracking.*`: the sections without variants."""
 
 from typing import Literal
 
@@ -28,20 +28,18 @@ class Federation(Section):
         default=None, description="JSON file with one list of clients per round, replayed instead of sampling"
     )
 
+    clipping_lab: bool = Field(
+        default=False,
+        description="measure what clipping does to the updates of each round: oracle/clipping/* and the run's "
+        "artifacts clipping/norms.csv and .png; computed from raw updates, so for the researcher's eyes only",
+    )
+
     @property
     def cohort_size(self) -> int:
         """m = clients_per_round, or max(1, round(client_fraction * K)), or K."""
         if self.client_fraction is not None:
             return max(1, round(self.client_fraction * self.num_clients))
         return self.num_clients if self.clients_per_round is None else self.clients_per_round
-
-
-class ModelConfig(Section):
-    """`model.*`."""
-
-    kind: Literal["lenet5", "vgg_like"] = Field(
-        default="lenet5", description="the network; it adapts to the images' size"
-    )
 
 
 class EngineConfig(Section):

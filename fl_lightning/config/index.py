@@ -1,7 +1,7 @@
 """The schema seen from outside: every dotted key, under which variants it has a meaning, and what it needs."""
 
 import types
-from collections.abc import Iterator, Mapping
+from collections.abc import Container, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -10,6 +10,9 @@ from typing import Annotated, Any, Literal, Union, get_args, get_origin
 from pydantic import BaseModel
 from pydantic.fields import FieldInfo
 from pydantic_core import PydanticUndefined
+
+from fl_lightning.config.plugins import Open, Words
+from fl_lightning.plugins.loading import FORM, is_reference
 
 
 @dataclass(frozen=True)
@@ -51,13 +54,30 @@ class Key:
 def section_models(field: FieldInfo) -> tuple[type[BaseModel], ...]:
     """The classes a field's section may have; empty for a plain value."""
     options = get_args(field.annotation) if get_origin(field.annotation) in (Union, types.UnionType) else ()
-    candidates = options or (field.annotation,)
+    candidates = (*(options or (field.annotation,)), *(mark.model for mark in _open(field)))
     return tuple(item for item in candidates if isinstance(item, type) and issubclass(item, BaseModel))
 
 
+def _open(field: FieldInfo) -> tuple[Open, ...]:
+    """The mark of a section that a user's own function may take the place of; empty for other fields."""
+    return tuple(mark for mark in field.metadata if isinstance(mark, Open))
+
+
 def tags_of(model: type[BaseModel], discriminator: str) -> tuple[str, ...]:
-    """The names by which a variant is chosen."""
-    return get_args(model.model_fields[discriminator].annotation)
+    """The names by which a variant is chosen; FORM stands for any of a user's own functions."""
+    annotation = model.model_fields[discriminator].annotation
+    return get_args(annotation) if get_origin(annotation) is Literal else (FORM,)
+
+
+def chosen_by(names: Container[str], tag: Any) -> bool:
+    """Whether a variant's name or a reference to a user's function is among `names`."""
+    return (FORM if is_reference(tag) else tag) in names
+
+
+def is_open_key(root: type[BaseModel], name: str) -> bool:
+    """Whether a dotted name leads into the parameters of a user's own function, which the schema does not list."""
+    section, _, rest = name.partition(".parameters.")
+    return bool(rest) and f"{section}.parameters" in key_names(root)
 
 
 def tags(field: FieldInfo) -> list[str]:
@@ -74,6 +94,8 @@ def variant(field: FieldInfo, raw: Any) -> type[BaseModel] | None:
     tag = raw.get(field.discriminator) if isinstance(raw, Mapping) else None
     if tag is None:
         return models[0]
+    if is_reference(tag):
+        return next((mark.typed(tag) for mark in _open(field)), None)
     return next((model for model in models if tag in tags_of(model, field.discriminator)), None)
 
 
@@ -138,6 +160,7 @@ def describe(field: FieldInfo) -> str:
     if options:
         words = [str(options[0]) if len(options) == 1 else "one of " + ", ".join(map(str, options))]
     rules = list(_metadata(field))
+    words = [rule.text for rule in rules if isinstance(rule, Words)] or words
     bounds = [f"{sign} {_plain(getattr(rule, at))}" for rule in rules for at, sign in _BOUNDS if hasattr(rule, at)]
     if any(getattr(rule, "min_length", None) for rule in rules):
         bounds.append("that is not empty")

@@ -12,6 +12,7 @@ from fl_lightning.config.faults import Fault, Missing, nearest, no_such_option, 
 from fl_lightning.config.index import (
     Key,
     all_keys,
+    chosen_by,
     describe,
     field_at,
     key_names,
@@ -22,6 +23,8 @@ from fl_lightning.config.index import (
     variant,
 )
 from fl_lightning.config.numbers import to_float
+from fl_lightning.config.plugins import FAULT
+from fl_lightning.plugins.loading import is_reference
 
 _CLIPPING = (
     "not offered: Lightning's own clipping does nothing under manual optimization; "
@@ -56,16 +59,26 @@ def unknown_key(
     if elsewhere:
         return Fault(key, _ignored(elsewhere, raw), value)
     sections = {name.rpartition(".")[0] for name in key_names(root)} - {""}
-    near = nearest(key, [*key_names(root), *sorted(sections)])
+    near = nearest(key, [*key_names(root), *_own_keys(root, key, raw), *sorted(sections)])
     return Fault(
         key,
         f"no such key; did you mean {prefix}{near}?" if near else "no such key; `fl-lightning config --keys` lists all",
     )
 
 
+def _own_keys(root: type[BaseModel], key: str, raw: Mapping[str, Any]) -> list[str]:
+    """The dotted keys beside `key` under the variants that `raw` has chosen, a user's own function among them."""
+    parent = key.rpartition(".")[0]
+    field = field_at(root, raw, tuple(parent.split("."))) if parent else None
+    model = variant(field, value_at(raw, parent)) if field else None
+    return [f"{parent}.{name}" for name in model.model_fields] if model else []
+
+
 def _ignored(elsewhere: Sequence[Key], raw: Mapping[str, Any]) -> str:
     """Names the variant that makes a key meaningless, and those that use it."""
-    unmet = [[(at, names) for at, names in item.conditions if value_at(raw, at) not in names] for item in elsewhere]
+    unmet = [
+        [(at, names) for at, names in item.conditions if not chosen_by(names, value_at(raw, at))] for item in elsewhere
+    ]
     fewest = min(len(conditions) for conditions in unmet)
     users: dict[str, dict[str, None]] = {}
     for conditions in unmet:
@@ -94,7 +107,8 @@ def _user_path(root: type[BaseModel], raw: Any, location: tuple[int | str, ...])
         raw = raw.get(part) if isinstance(raw, Mapping) else None
         field = model.model_fields.get(part) if model else None
         model = variant(field, raw) if field else None
-        if field is not None and isinstance(field.discriminator, str) and parts:
+        tag = raw.get(field.discriminator) if field and isinstance(raw, Mapping) else None
+        if field is not None and isinstance(field.discriminator, str) and parts and not is_reference(tag):
             parts.pop(0)
     return tuple(path)
 
@@ -105,6 +119,8 @@ def _fault(detail: Any, root: type[BaseModel], raw: Mapping[str, Any], prefix: s
     field = field_at(root, raw, path)
     if kind == "extra_forbidden":
         return unknown_key(root, key, raw, Missing.VALUE if isinstance(value, Mapping) else value, prefix)
+    if kind == FAULT:
+        return Fault(key, detail["msg"], value)
     if kind == "tuple_type":
         return Fault(key, "needs a list, such as [1, 2]", value)
     if field is None:
@@ -132,6 +148,6 @@ def _needs(field: FieldInfo, value: Any) -> str:
 
 def _because(root: type[BaseModel], key: str, raw: Mapping[str, Any]) -> str:
     """Under which variant a key is required."""
-    item = next(item for item in all_keys(root) if item.name == key)
-    at = item.conditions[-1][0] if item.conditions else None
+    item = next((item for item in all_keys(root) if item.name == key), None)
+    at = item.conditions[-1][0] if item and item.conditions else None
     return f" with {at}={show(value_at(raw, at))}" if at else ""

@@ -19,7 +19,7 @@ _INFINITIES = {".inf": math.inf, "+.inf": math.inf, "-.inf": -math.inf}
 class Section(BaseModel):
     """A part of the configuration: unknown keys are errors, values never change after they were validated."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, ser_json_inf_nan="constants")
 
 
 def to_float(value: Any) -> float:

@@ -8,11 +8,13 @@ from typing import Any
 
 from pydantic import BaseModel
 
+from fl_lightning.config.defaults import TAG_OF_SECTION
 from fl_lightning.config.faults import Fault, InvalidConfig
-from fl_lightning.config.index import all_keys, is_section, key_names
+from fl_lightning.config.index import all_keys, is_open_key, is_section, key_names
 from fl_lightning.config.messages import unknown_key
 from fl_lightning.config.presets import GROUPS, options, preset_file
 from fl_lightning.errors import ConfigError
+from fl_lightning.plugins.loading import is_reference
 
 
 @dataclass
@@ -36,16 +38,17 @@ _KEY = re.compile(r"(\+{0,2})([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
 def parse_overrides(root: type[BaseModel], arguments: Iterable[str], config_dir: Path | None = None) -> Overrides:
     """Reads overrides; nothing is composed yet.
 
-    `GROUP=OPTION` chooses a preset, `dotted.key=value` sets a value, `~dotted.key` returns to the default. Hydra's `+`
-    and `++` are allowed and mean the same as nothing, since the schema knows all keys. Keys that hold text or a path
-    take the rest of the argument as it is (only quotes around all of it are removed), so paths need no escapes.
+    `GROUP=OPTION` chooses a preset, `GROUP=FILE.py:FUNCTION` a user's own function, `dotted.key=value` sets a value,
+    `~dotted.key` returns to the default. Hydra's `+` and `++` are allowed and mean the same as nothing, since the
+    schema knows all keys. Keys that hold text or a path take the rest of the argument as it is (only quotes around all
+    of it are removed), so paths need no escapes.
 
     Raises:
         ConfigError: no `key=value`, no such key, no such option, or a value Hydra's grammar cannot read.
     """
     found = Overrides()
     for argument in arguments:
-        if argument.startswith("~") and argument[1:] in key_names(root):
+        if argument.startswith("~") and (argument[1:] in key_names(root) or is_open_key(root, argument[1:])):
             found.removed.append(argument[1:])
             found.values.pop(argument[1:], None)
             continue
@@ -55,17 +58,25 @@ def parse_overrides(root: type[BaseModel], arguments: Iterable[str], config_dir:
             example = f"did you mean {group}={argument}?" if group else "for example algorithm=fedsam or fl.rounds=5"
             raise ConfigError(f"{argument}: needs the form key=value; {example}")
         key, text = match[2], match[3]
+        if key in TAG_OF_SECTION and is_reference(_unquoted(text)):
+            key = f"{key}.{TAG_OF_SECTION[key]}"
         if key in GROUPS and not text.startswith("{"):
             found.groups[key] = _option(key, text, config_dir)
             continue
-        if key not in key_names(root) and not is_section(root, key):
+        if key not in key_names(root) and not is_section(root, key) and not is_open_key(root, key):
             raise InvalidConfig([unknown_key(root, key, {})])
-        found.values[key] = parse_value(key, text, literal=_is_text(root, key))
+        found.values[key] = parse_value(key, text, literal=_is_literal(root, key, text))
     return found
 
 
 def _is_text(root: type[BaseModel], key: str) -> bool:
     return any(item.is_text for item in all_keys(root) if item.name == key)
+
+
+def _is_literal(root: type[BaseModel], key: str, text: str) -> bool:
+    """Whether `text` is to be taken letter by letter; the name of a variant is, where it names a user's function."""
+    names_variant = key in [f"{section}.{tag}" for section, tag in TAG_OF_SECTION.items()]
+    return is_reference(_unquoted(text)) if names_variant else _is_text(root, key)
 
 
 def _option(group: str, text: str, config_dir: Path | None) -> str:

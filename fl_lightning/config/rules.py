@@ -4,12 +4,19 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 from urllib.parse import urlsplit
 
+from fl_lightning.config.adaptive import adaptive_faults
 from fl_lightning.config.algorithms import DP_ALGORITHMS, SAM_ALGORITHMS
+from fl_lightning.config.baselines import baseline_faults
 from fl_lightning.config.faults import Fault
+from fl_lightning.config.plugins import OwnAlgorithm, OwnModel, plugin_faults
 from fl_lightning.config.privacy import SamplePrivacy, UpdatePrivacy
+from fl_lightning.config.proxy import proxy_faults, proxy_notes
 from fl_lightning.data.catalogue import KNOWN_SETS
 from fl_lightning.errors import ConfigError
 from fl_lightning.models import check_fit
+
+NON_PRIVATE = {"sam_adpfl": "sam_afl"}
+"""Private algorithm -> its counterpart without privacy, where the name does not tell."""
 
 if TYPE_CHECKING:
     from fl_lightning.config.schema import RunConfig
@@ -22,6 +29,10 @@ def broken_rules(config: "RunConfig") -> list[Fault]:
         *_partition(config),
         *_engine(config),
         *_protection(config),
+        *adaptive_faults(config),
+        *baseline_faults(config),
+        *proxy_faults(config),
+        *plugin_faults(config),
         *_model(config),
         *_tracking(config),
     ]
@@ -35,7 +46,12 @@ def notes(config: "RunConfig") -> tuple[str, ...]:
         found.append(
             f"fl.client_fraction={fl.client_fraction:g} of {fl.num_clients} clients is none: 1 client is sampled"
         )
-    return tuple(found)
+    if getattr(config.model, "norm", None) == "batch" and config.privacy.level == "update":
+        found.append(
+            "model.norm=batch: BatchNorm statistics leave the clients unprotected, so the run is NOT PRIVATE; "
+            "model.norm=group has none"
+        )
+    return (*found, *proxy_notes(config))
 
 
 def _cohort(config: "RunConfig") -> Iterator[Fault]:
@@ -62,7 +78,7 @@ def _partition(config: "RunConfig") -> Iterator[Fault]:
     if config.partition.kind == "file" and config.data.subset < 1:
         yield Fault(
             "data.subset",
-            "needs 1 with partition.kind=file, whose indices mean the whole training set; shorten the file's lists instead",
+            "needs 1 with partition.kind=file, whose indices mean the whole training set; shorten its lists instead",
             config.data.subset,
         )
 
@@ -84,18 +100,18 @@ def _protection(config: "RunConfig") -> Iterator[Fault]:
             yield Fault(
                 "privacy.level",
                 f"needs sample or update with algorithm.name={name}; "
-                f"without privacy choose algorithm={name.removeprefix('dp_')}",
+                f"without privacy choose algorithm={NON_PRIVATE.get(name, name.removeprefix('dp_'))}",
                 "none",
             )
         return
     assert isinstance(privacy, SamplePrivacy | UpdatePrivacy)
-    if name not in DP_ALGORITHMS:
+    if name not in DP_ALGORITHMS and not isinstance(config.algorithm, OwnAlgorithm):
         yield Fault(
             "privacy.level",
             f"algorithm.name={name} protects nothing; choose algorithm={' or '.join(DP_ALGORITHMS)}",
             privacy.level,
         )
-    if privacy.mode == "paper":
+    if privacy.mode == "paper" and name != "sam_adpfl":
         yield Fault(
             "privacy.mode",
             f"is the literal text of sam_adpfl and no choice of algorithm.name={name}; set privacy.mode=strict",
@@ -122,6 +138,12 @@ def _protection(config: "RunConfig") -> Iterator[Fault]:
                 "set algorithm.local.variant=sam",
                 "asam",
             )
+        if getattr(config.model, "norm", None) == "batch":
+            yield Fault(
+                "model.norm",
+                "needs group with privacy.level=sample: batch statistics mix examples, so no per-example bound holds",
+                "batch",
+            )
         if privacy.adjacency != "add_remove":
             yield Fault(
                 "privacy.adjacency",
@@ -145,7 +167,7 @@ def _protection(config: "RunConfig") -> Iterator[Fault]:
 def _model(config: "RunConfig") -> Iterator[Fault]:
     """Whether the network fits the images; a user's own images are looked at when they are loaded."""
     known = KNOWN_SETS.get(config.data.name)
-    if known is None:
+    if known is None or isinstance(config.model, OwnModel):
         return
     try:
         check_fit(config.model.kind, *known.shape)

@@ -12,18 +12,21 @@ Any fault raises ConfigError, never pydantic's own error.
 import hashlib
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Annotated, Any
 
 from pydantic import Field, ValidationError
 
-from fl_lightning.config.algorithms import AlgorithmConfig, FedAvg
+from fl_lightning.config.algorithms import FedAvg
 from fl_lightning.config.changes import apply_changes, without_defaults
 from fl_lightning.config.data import DataConfig, Digits, Iid, PartitionConfig
 from fl_lightning.config.defaults import complete
 from fl_lightning.config.faults import Fault, InvalidConfig
-from fl_lightning.config.federation import EngineConfig, Federation, ModelConfig, TrackingConfig
+from fl_lightning.config.federation import EngineConfig, Federation, TrackingConfig
 from fl_lightning.config.messages import translate
+from fl_lightning.config.methods import AlgorithmConfig
+from fl_lightning.config.models import ModelConfig, PlainModel
 from fl_lightning.config.numbers import Section, Seed
+from fl_lightning.config.plugins import Open, OwnAlgorithm, OwnData, OwnModel, computed_by
 from fl_lightning.config.privacy import NoPrivacy, PrivacyConfig
 from fl_lightning.config.rules import broken_rules, notes
 
@@ -38,11 +41,11 @@ class RunConfig(Section):
     """
 
     seed: Seed = Field(default=42, description="the one source of all randomness")
-    data: DataConfig = Field(default=Digits(), description="the data set")
+    data: Annotated[DataConfig, Open(OwnData)] = Field(default=Digits(), description="the data set")
     partition: PartitionConfig = Field(default=Iid(), description="how samples are dealt to clients")
-    model: ModelConfig = Field(default=ModelConfig(), description="the network")
+    model: Annotated[ModelConfig, Open(OwnModel)] = Field(default=PlainModel(), description="the network")
     fl: Federation = Field(default=Federation(), description="the federation")
-    algorithm: AlgorithmConfig = Field(default=FedAvg(), description="the algorithm")
+    algorithm: Annotated[AlgorithmConfig, Open(OwnAlgorithm)] = Field(default=FedAvg(), description="the algorithm")
     privacy: PrivacyConfig = Field(default=NoPrivacy(), description="the protection")
     engine: EngineConfig = Field(default=EngineConfig(), description="how clients are computed")
     tracking: TrackingConfig = Field(default=TrackingConfig(), description="where the run is recorded")
@@ -74,9 +77,10 @@ class RunConfig(Section):
         """Names what is computed: equal for two configurations whose results must agree on the same device.
 
         Left out are `tracking`, `engine.workers` and the folder of a public data set (its files are checksummed): none
-        of them can change a result. The folder of a user's own data stays in, for it says which data.
+        of them can change a result. The folder of a user's own data stays in, for it says which data; of a user's own
+        function it is the file's content that counts, not its place.
         """
-        plain = self.to_dict()
+        plain = computed_by(self.to_dict())
         del plain["tracking"], plain["engine"]["workers"]
         if self.data.name not in ("image_folder", "npz"):
             plain["data"].pop("root", None)

@@ -16,7 +16,7 @@ from pydantic import ConfigDict, Field, ValidationError
 from fl_lightning.config.axis import Axis, read_axis
 from fl_lightning.config.defaults import TAG_OF_SECTION
 from fl_lightning.config.faults import Fault, InvalidConfig
-from fl_lightning.config.index import all_keys, key_names
+from fl_lightning.config.index import all_keys, is_open_key, key_names
 from fl_lightning.config.messages import translate, unknown_key
 from fl_lightning.config.numbers import Count, Name, NonNegative, Positive, Section, Seed, to_path
 from fl_lightning.config.overrides import parse_overrides, parse_value
@@ -102,7 +102,7 @@ def _settings_faults(sweep: SweepConfig) -> Iterator[Fault]:
                 yield Fault(f"{at}.{key}", "contradicts the sweep's axis of the same key; remove one")
             elif key == "seed":
                 yield Fault(f"{at}.seed", "contradicts sweep.seeds; remove it")
-            elif key not in key_names(RunConfig):
+            elif key not in key_names(RunConfig) and not is_open_key(RunConfig, key):
                 yield Fault(f"{at}.{key}", unknown_key(RunConfig, key, {}).rule)
 
 

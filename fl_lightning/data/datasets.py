@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -79,17 +79,11 @@ def load_data(config: DataConfig) -> ImageData:
         DataError: the files are missing, damaged or of the wrong form; the message names them and the remedy.
     """
     entry, known = _read(config), KNOWN_SETS.get(config.name)
-    x_train, y_train = entry.arrays["x_train"], entry.arrays["y_train"]
-    if not 0.0 < config.subset <= 1.0:
-        raise DataError(f"data.subset={config.subset}: must be in (0, 1], the share of the training images to keep")
-    if config.subset < 1.0:
-        kept = stratified_share(y_train, config.subset, numpy_generator(_FIXED_SEED, "subset"))
-        x_train, y_train = x_train[kept], y_train[kept]
-    channels = x_train.shape[1]
-    return ImageData(
+    channels = entry.arrays["x_train"].shape[1]
+    whole = ImageData(
         name=config.name,
-        x_train=torch.from_numpy(x_train),
-        y_train=torch.from_numpy(y_train),
+        x_train=torch.from_numpy(entry.arrays["x_train"]),
+        y_train=torch.from_numpy(entry.arrays["y_train"]),
         x_test=torch.from_numpy(entry.arrays["x_test"]),
         y_test=torch.from_numpy(entry.arrays["y_test"]),
         num_classes=len(entry.facts["classes"]),
@@ -97,6 +91,21 @@ def load_data(config: DataConfig) -> ImageData:
         std=known.std if known else (USER_STD,) * channels,
         classes=tuple(entry.facts["classes"]),
     )
+    return keep_share(whole, config.subset)
+
+
+def keep_share(data: ImageData, share: float) -> ImageData:
+    """The data set with a stratified share of its training images, as `load_data` describes it.
+
+    Raises:
+        DataError: the share is not in (0, 1].
+    """
+    if not 0.0 < share <= 1.0:
+        raise DataError(f"data.subset={share}: must be in (0, 1], the share of the training images to keep")
+    if share == 1.0:
+        return data
+    kept = torch.from_numpy(stratified_share(data.y_train.numpy(), share, numpy_generator(_FIXED_SEED, "subset")))
+    return replace(data, x_train=data.x_train[kept], y_train=data.y_train[kept])
 
 
 def prepare(name: str, root: str | Path) -> Path:

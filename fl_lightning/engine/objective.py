@@ -7,7 +7,7 @@ counts each batch once, at the unperturbed weights.
 
 import copy
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from fl_lightning.errors import FLError
 from fl_lightning.local.solver import Batch
 from fl_lightning.records import Vector
 from fl_lightning.vector import ParamLayout
@@ -50,7 +51,7 @@ class ModelObjective:
         if self.layout.uniform:
             self.layout.bind(self.model, self._flat, self._grad)
         self._four_dim = any(slot.channels_last for slot in self.layout.slots)
-        self._grad_sample: nn.Module | None = None
+        self._grad_sample: Any = None
 
     def __reduce__(self) -> tuple[Any, ...]:
         # Views would drag the whole vector along once per parameter, and come back unbound.
@@ -101,6 +102,26 @@ class ModelObjective:
         with torch.no_grad(), self._buffers_kept():
             return F.cross_entropy(self._forward(batch[0]), batch[1])
 
+    def example_losses(self, w: Vector, batch: Batch) -> Tensor:
+        self.model.train()
+        self._write(w)
+        with torch.no_grad(), self._buffers_kept():
+            return F.cross_entropy(self._forward(batch[0]), batch[1], reduction="none")
+
+    def representations(self, w: Vector, batch: Batch) -> Tensor:
+        """The model's `features` of the batch at w, [B, h], without gradient and without touching buffers."""
+        self.model.train()
+        self._write(w)
+        with torch.no_grad(), self._buffers_kept():
+            return self._represent(batch[0])
+
+    def representation_gradient(self, w: Vector, batch: Batch, loss: Callable[[Tensor], Tensor]) -> Vector:
+        """The gradient of loss(features) in w, [d]; nothing is noted and no buffer moves."""
+        self.model.train()
+        self._write(w)
+        with self._buffers_kept():
+            return self._backward(loss(self._represent(batch[0])))
+
     def per_sample_gradients(self, w: Vector, batch: Batch) -> Tensor:
         inputs, labels = batch
         if len(labels) == 0:
@@ -131,13 +152,17 @@ class ModelObjective:
         self.model.train()
         self._write(w)
         loss = F.cross_entropy(self._forward(batch[0]), batch[1])
+        return loss.detach(), self._backward(loss)
+
+    def _backward(self, loss: Tensor) -> Vector:
         if self.layout.uniform:
             self._grad.zero_()
-            loss.backward()
-            return loss.detach(), self._grad.clone()
+            with nullcontext() if self._grad_sample is None else _no_hook_advice():
+                loss.backward()
+            return self._grad.clone()
         parameters = self.parameters()
-        grads = torch.autograd.grad(loss, list(parameters.values()))
-        return loss.detach(), self.layout.flatten(dict(zip(parameters, grads, strict=True)))
+        grads = torch.autograd.grad(loss, list(parameters.values()), materialize_grads=True)
+        return self.layout.flatten(dict(zip(parameters, grads, strict=True)))
 
     def _write(self, w: Vector) -> None:
         if self.layout.uniform:
@@ -146,27 +171,35 @@ class ModelObjective:
         else:
             self.layout.load(self.model, w)
 
-    def _forward(self, inputs: Tensor) -> Tensor:
+    def _represent(self, inputs: Tensor) -> Tensor:
+        features = getattr(self.model, "features", None)
+        if features is None:
+            raise FLError(f"{type(self.model).__name__} has no method features(images), which this algorithm needs")
+        hidden = self._forward(inputs, features)
+        return hidden.float() if self.autocast else hidden
+
+    def _forward(self, inputs: Tensor, network: Callable[[Tensor], Tensor] | None = None) -> Tensor:
         if self._four_dim and inputs.dim() == 4:
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         context: AbstractContextManager[object] = (
             torch.autocast(self.device.type, dtype=torch.bfloat16) if self.autocast else nullcontext()
         )
         with context:
-            return self.model(inputs)
+            return (network or self.model)(inputs)
 
     def _opacus(self, inputs: Tensor, labels: Tensor) -> tuple[Tensor, Tensor]:
         if self._grad_sample is None:
-            from opacus import GradSampleModule
+            from fl_lightning.engine.row_hooks import row_hooks
 
             # Wrapped once for the life of the objective: a second wrap would add its hooks twice.
-            self._grad_sample = GradSampleModule(self.model, loss_reduction="sum")
+            self._grad_sample = row_hooks(self.model)
+        self._grad_sample.enable_hooks()
         losses = F.cross_entropy(self._forward(inputs), labels, reduction="none")
         self._grad.zero_()
-        with warnings.catch_warnings():
-            # The images need no gradient, which is as it should be.
-            warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        with _no_hook_advice():
             losses.sum().backward()
+        # Any other backward pass must leave no per-sample gradients behind.
+        self._grad_sample.disable_hooks()
         samples = {name: p.grad_sample for name, p in self.parameters().items()}  # type: ignore[attr-defined]
         rows = self.layout.flatten_batch(samples)
         for p in self.parameters().values():
@@ -186,6 +219,15 @@ class ModelObjective:
 
     def _buffers_kept(self) -> AbstractContextManager[None]:
         return _Kept(self.model)
+
+
+class _no_hook_advice(warnings.catch_warnings):
+    """The images need no gradient, which is as it should be; PyTorch remarks on it wherever Opacus has its hooks."""
+
+    def __enter__(self) -> Any:
+        entered = super().__enter__()
+        warnings.filterwarnings("ignore", message="Full backward hook is firing")
+        return entered
 
 
 class _Kept(AbstractContextManager[None]):

@@ -9,7 +9,7 @@ The engine supplies the gradient (`Objective`); the transforms turn it into a di
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -43,6 +43,10 @@ class Objective(Protocol):
         """grad F(w; xi) for a measurement: nothing is noted and no buffer moves."""
         ...
 
+    def example_losses(self, w: Vector, batch: Batch) -> Tensor:
+        """Each example's loss at w, [B], without gradient and without touching buffers."""
+        ...
+
     def begin_step(self) -> None:
         """Marks the start of a step: the next pass is its first."""
         ...
@@ -65,6 +69,8 @@ class Context:
         previous: the last direction this visit took, None in its first step.
         server: the server's own vectors (control variates and the like).
         state: the client's own vectors.
+        examples: all the client's examples, in batches.
+        terms: what server and client agreed on before the visit ("clip", "noise_factor"), public numbers.
         spent: how often `private` released a gradient so far in this visit; the DP guard reads it.
     """
 
@@ -76,6 +82,8 @@ class Context:
     previous: Vector | None = None
     server: Mapping[str, Vector] = field(default_factory=dict)
     state: ClientState = field(default_factory=dict)
+    terms: Mapping[str, float] = field(default_factory=dict)
+    examples: Callable[[], list[Batch]] = list
     spent: list[int] = field(default_factory=lambda: [0])
 
 
@@ -144,5 +152,20 @@ def trace_of(batch: Batch, ctx: Context) -> StepTrace:
     return StepTrace(int(batch[1].shape[0]), ctx.objective.take_losses())
 
 
-Measure = Callable[[SolverState, Context, list[Any]], Mapping[str, float]]
-"""(state at the end, ctx, the batches of the last epoch) -> named scalars that the client uploads."""
+@dataclass(frozen=True)
+class Findings:
+    """What a client reports beside its update.
+
+    Attributes:
+        scalars: named numbers that it uploads.
+        vectors: named vectors [d] that it uploads.
+        state: what it keeps until its next visit; it never leaves the client.
+    """
+
+    scalars: Mapping[str, float] = field(default_factory=dict)
+    vectors: Mapping[str, Vector] = field(default_factory=dict)
+    state: ClientState = field(default_factory=dict)
+
+
+Measure = Callable[[SolverState, Context, list[Batch]], Findings]
+"""(state at the end, ctx, the batches of the last epoch) -> findings. Called only after at least one step."""

@@ -3,6 +3,7 @@
     sam(rho)       g(w + rho g/||g||; xi),  g = g(w; xi)                     Foret et al. 2021, Eq. 2-3; paper Eq. 8-9
     asam(rho)      g(w + rho T^2 g/||T g||; xi),  T = |w| + eta              Kwon et al. 2021, Eq. 8-9
     prox(mu)       g(w; xi) + mu (w - x)                                     Li et al. 2020, FedProx
+    control_variate()      g(w; xi) - c_i + c                                Karimireddy et al. 2020, SCAFFOLD
     private(C, z)  (sum_i clip(g_i(w), C) + N(0, (z C)^2 I)) / (q n)         Abadi et al. 2016, Algorithm 1
     ascend_previous(rho)   g(w + rho p/||p||; xi),  p = the previous private direction     Park et al. 2023, DP-SAT
 
@@ -81,14 +82,37 @@ def ascend_previous(rho: float) -> GradTransform:
 
 
 def clipped_sum(gradients: Tensor, clip: float) -> Vector:
-    """sum_i g_i min(1, clip/||g_i||) over the rows of [B, d]; the zero vector for no rows."""
+    """sum_i g_i min(1, clip/||g_i||) over the rows of [B, d]; the zero vector for no rows.
+
+    A row with a value that is not finite counts as zero, or it would show through any noise.
+    """
     norms = torch.linalg.vector_norm(gradients, dim=1)
+    finite = torch.isfinite(norms)
+    if not finite.all() and clip < float("inf"):
+        gradients = torch.where(finite.unsqueeze(1), gradients, 0.0)
+        norms = torch.where(finite, norms, 0.0)
     return (clip / norms).clamp_max(1.0) @ gradients
 
 
 def gaussian(like: Vector, std: float, noise: torch.Generator) -> Vector:
     """N(0, std^2 I) of `like`'s shape, type and device, always drawn on the CPU so that devices agree."""
     return torch.randn(like.shape, generator=noise, dtype=like.dtype).mul_(std).to(like.device)
+
+
+def control_variate() -> GradTransform:
+    """g(w; xi) - c_i + c with the client's control variate c_i and the server's c; absent ones are zero."""
+
+    def transform(grad: GradFn, ctx: Context) -> GradFn:
+        c, c_i = ctx.server.get("c"), ctx.state.get("c_i")
+
+        def corrected(w: Vector, batch: Batch) -> Vector:
+            g = grad(w, batch)
+            g = g if c_i is None else g - c_i
+            return g if c is None else g + c
+
+        return corrected
+
+    return transform
 
 
 def private(clip: float, multipliers: Sequence[float], physical_batch_size: int | None = None) -> GradTransform:
@@ -100,6 +124,8 @@ def private(clip: float, multipliers: Sequence[float], physical_batch_size: int 
         clip: C > 0, the L2 bound of one example's gradient.
         multipliers: z_k = noise std / C of each client k.
         physical_batch_size: most rows of [B, d] held at once; a larger batch is summed in parts.
+
+    Where the round's terms name a "clip" or a "noise_factor" >= 1, they take the place of C and multiply z_k.
     """
 
     def transform(grad: GradFn, ctx: Context) -> GradFn:
@@ -107,12 +133,16 @@ def private(clip: float, multipliers: Sequence[float], physical_batch_size: int 
             inputs, labels = batch
             rows = physical_batch_size or max(1, len(labels))
             total = torch.zeros_like(w)
+            bound = ctx.terms.get("clip", clip)
+            std = (
+                multipliers[ctx.client] * ctx.terms.get("noise_factor", 1.0) * bound if multipliers[ctx.client] else 0.0
+            )
             for start in range(0, len(labels), rows):
                 part = inputs[start : start + rows], labels[start : start + rows]
-                total += clipped_sum(ctx.objective.per_sample_gradients(w, part), clip)
+                total += clipped_sum(ctx.objective.per_sample_gradients(w, part), bound)
             ctx.spent[0] += 1
-            if multipliers[ctx.client]:
-                total += gaussian(w, multipliers[ctx.client] * clip, ctx.noise)
+            if std:
+                total += gaussian(w, std, ctx.noise)
             return total / ctx.expected_batch
 
         return private_gradient

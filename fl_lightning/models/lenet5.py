@@ -31,11 +31,15 @@ class LeNet5(nn.Module):
         self.conv2 = nn.Conv2d(16, 32, kernel_size=5, padding=padding)
         self.fc = nn.Linear(32 * rows * columns, num_classes)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def features(self, images: Tensor) -> Tensor:
+        """The penultimate representation, [B, 32 * rows * columns]."""
         # ReLU and max-pool commute; pooling first leaves ReLU a quarter of the work.
         hidden = F.relu(F.max_pool2d(self.conv1(images), 2))
         hidden = F.relu(F.max_pool2d(self.conv2(hidden), 2))
-        return self.fc(hidden.flatten(1))
+        return hidden.flatten(1)
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc(self.features(images))
 
 
 def _pooled(size: int, padding: int) -> int:

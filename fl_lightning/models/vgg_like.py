@@ -35,7 +35,8 @@ class VGGLike(nn.Module):
         self.fc1 = nn.Linear(128 * rows * columns, 128)
         self.fc2 = nn.Linear(128, num_classes)
 
-    def forward(self, images: Tensor) -> Tensor:
+    def features(self, images: Tensor) -> Tensor:
+        """The penultimate representation, [B, 128]."""
         # ReLU and max-pool commute; pooling first leaves ReLU a quarter of the work.
         hidden = F.relu(self.conv1a(images))
         hidden = F.relu(F.max_pool2d(self.conv1b(hidden), 2))
@@ -43,4 +44,7 @@ class VGGLike(nn.Module):
         hidden = F.relu(F.max_pool2d(self.conv2b(hidden), 2))
         hidden = F.relu(self.conv3a(hidden))
         hidden = F.relu(F.max_pool2d(self.conv3b(hidden), 2))
-        return self.fc2(F.relu(self.fc1(hidden.flatten(1))))
+        return F.relu(self.fc1(hidden.flatten(1)))
+
+    def forward(self, images: Tensor) -> Tensor:
+        return self.fc2(self.features(images))

@@ -44,6 +44,7 @@ def statement(
     clip_norm: float,
     trust_model: str = "local",
     sizes: Mapping[int, int] | None = None,
+    public_examples: int = 0,
 ) -> str:
     """One paragraph: unit, epsilon, delta, neighbours, sampling, accountant, trust model, worst client, caveats.
 
@@ -53,11 +54,19 @@ def statement(
         clip_norm: the L2 bound of one contribution.
         trust_model: "local", "central" or "distributed".
         sizes: how many examples each client of the federation holds, for n and the check of delta against 1/n.
+        public_examples: how many examples the server itself holds and learns from.
 
     Raises:
         PrivacyError: a level or trust model that is not known or does not fit the ledger.
     """
-    facts = summary(ledger, level=level, clip_norm=clip_norm, trust_model=trust_model, sizes=sizes)
+    facts = summary(
+        ledger,
+        level=level,
+        clip_norm=clip_norm,
+        trust_model=trust_model,
+        sizes=sizes,
+        public_examples=public_examples,
+    )
     unit, clipping = LEVELS[level][1:]
     worst = facts["worst_client"]
     if worst is None:
@@ -91,6 +100,7 @@ def summary(
     clip_norm: float,
     trust_model: str = "local",
     sizes: Mapping[int, int] | None = None,
+    public_examples: int = 0,
 ) -> dict[str, Any]:
     """The facts of `statement` as JSON; arguments and errors as there.
 
@@ -131,8 +141,19 @@ def summary(
             }
             for segment, count in counts.items()
         ],
-        "warnings": _warnings(ledger.delta, level, sizes),
+        "public_examples": public_examples,
+        "warnings": [*_public(public_examples), *_warnings(ledger.delta, level, sizes)],
     }
+
+
+def _public(examples: int) -> list[str]:
+    """What the server learns from besides the uploads is protected by nothing."""
+    if not examples:
+        return []
+    return [
+        f"The proxy set on which the server learns, {examples} examples held out of the training data, counts as "
+        "public: this epsilon does not cover it."
+    ]
 
 
 def _warnings(delta: float, level: str, sizes: Mapping[int, int] | None) -> list[str]:

@@ -8,6 +8,7 @@ Buffers (BatchNorm statistics): floating ones are averaged with the same weights
 element-wise maximum, so a batch counter becomes that of the longest-trained client.
 """
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 
 import torch
@@ -52,9 +53,12 @@ def sharpness_weights(
     """lambda of Eq. 12 for prior weights p_k >= 0, sharpness gaps G_k and temperature mu >= 0.
 
     Invariant to rescaling p and to shifting all gaps. Empty when every prior weight is zero. With `bound`, gaps are
-    first clipped to [0, bound], so that no noise on them can lift a weight ratio beyond (p_i/p_j) e^{mu bound}.
+    first clipped to [0, bound], so that no noise on them can lift a weight ratio beyond (p_i/p_j) e^{mu bound}. A gap
+    that is not finite (training diverged) weighs nothing.
     """
     gap = torch.tensor(gaps, dtype=torch.float64)
+    prior = [p if math.isfinite(g) else 0.0 for p, g in zip(prior, gaps, strict=True)]
+    gap = torch.where(torch.isfinite(gap), gap, 0.0)
     if bound is not None:
         gap = gap.clamp(0.0, bound)
     logs = torch.tensor(prior, dtype=torch.float64).log() - mu * gap
@@ -72,21 +76,29 @@ def mean(prior: PriorWeights = by_samples) -> Aggregator:
     return aggregate
 
 
-def sharpness(mu: float, prior: PriorWeights = by_samples) -> Aggregator:
-    """Sharpness-weighted mean; each message's scalar "gap" is G_k."""
+def sharpness(mu: float, prior: PriorWeights = by_samples, bound: float | None = None) -> Aggregator:
+    """Sharpness-weighted mean; G_k is a message's scalar "gap", or else its "loss_worst" - "loss_std"."""
 
     def aggregate(messages: Sequence[Message]) -> Aggregate:
         prior_weights = prior(messages)
-        gaps = [m.scalars["gap"] if p else 0.0 for m, p in zip(messages, prior_weights, strict=True)]
-        return fold(messages, sharpness_weights(prior_weights, gaps, mu))
+        gaps = [gap_of(m) if p else 0.0 for m, p in zip(messages, prior_weights, strict=True)]
+        return fold(messages, sharpness_weights(prior_weights, gaps, mu, bound))
 
     return aggregate
+
+
+def gap_of(message: Message) -> float:
+    """G_k as the client reported it."""
+    scalars = message.scalars
+    return scalars["gap"] if "gap" in scalars else scalars["loss_worst"] - scalars["loss_std"]
 
 
 def fold(messages: Sequence[Message], weights: Sequence[float]) -> Aggregate:
     """sum_k lambda_k v_k of every named vector, in the order given; an empty aggregate for no weights."""
     if not weights:
-        return Aggregate(vectors={}, weights=(), notes=("no update: no client of the cohort trained on any data",))
+        idle = all(not message.steps for message in messages)
+        why = "no client of the cohort trained on any data" if idle else "no client's upload has a weight"
+        return Aggregate(vectors={}, weights=(), notes=(f"no update: {why}",))
     counted = [(m, lam) for m, lam in zip(messages, weights, strict=True) if lam > 0]
     skipped = tuple(f"client {m.client} took no step and weighs 0" for m in messages if not m.steps)
     vectors = {name: _weighted([(m.vectors[name], lam) for m, lam in counted]) for name in counted[0][0].vectors}

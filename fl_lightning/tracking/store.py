@@ -20,6 +20,9 @@ LOCK_SECONDS = 300.0
 BUSY_SECONDS = 20.0
 """How long to wait for a SQLite database that another program has locked; MLflow's own figure."""
 
+EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
+"""MLflow's pages then open on the runs, not on the traces of language models."""
+
 _ENVIRONMENT = {
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR": "false",
@@ -112,7 +115,8 @@ def _create_experiment(client: "MlflowClient", uri: str, name: str) -> Any:
     from mlflow.exceptions import MlflowException
 
     try:
-        return client.get_experiment(client.create_experiment(name, artifact_location=artifact_root(uri)))
+        made = client.create_experiment(name, artifact_location=artifact_root(uri), tags=EXPERIMENT_TAGS)
+        return client.get_experiment(made)
     except MlflowException as error:
         # A store with no lock of ours (a server): somebody else was faster.
         winner = client.get_experiment_by_name(name) if error.error_code == "RESOURCE_ALREADY_EXISTS" else None
