@@ -8,8 +8,8 @@
                 upload g~_k = clip(Delta_k, C_k) + N(0, (C_k sigma_k)^2 I)         (Eq. 15)
     server:     w <- gamma (w + eta_g sum_k lambda_k g~_k)
 
-mode "strict": one scalar, the gap, clipped to [0, B_S], noised and put back into [S_lo, B_S], serves for G and S. Bounds
-and noise are functions of released values, and sigma_k >= sigma_base, so the ledger may count sigma_base.
+mode "strict": one scalar, the gap, clipped to [0, B_S], noised and put back into [S_lo, B_S], serves for G and S.
+Bounds and noise are functions of released values, and sigma_k >= sigma_base, so the ledger may count sigma_base.
   level "update": the gap of this round sets C_k and sigma_k (Theorem S1), or the last one released ("lagged").
   level "sample": DP-SGD in the client, C_k and sigma_k from the gap released at its visit before; the gap is a mean of
   clipped per-example gaps along the last private direction (Theorem S2).

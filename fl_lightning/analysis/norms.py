@@ -3,7 +3,7 @@
 "Understanding Clipping for Federated Learning" (arXiv 2106.13673) ties the harm of clipping to how concentrated the
 update norms are. Over the m clients of a round that trained, with their bounds c_i and the round's weights lambda_i:
 
-    alpha_i = c_i / max(c_i, ||Delta_i||),  alphabar = (1/m) sum_i alpha_i          so clip(Delta_i, c_i) = alpha_i Delta_i
+    alpha_i = c_i / max(c_i, ||Delta_i||),  alphabar = (1/m) sum_i alpha_i       so clip(Delta_i, c_i) = alpha_i Delta_i
     alpha_deviation = (1/m) sum_i |alpha_i - alphabar|                               the bias term of Proposition Z
     cosine, norm_ratio between sum_i lambda_i clip(Delta_i, c_i) and sum_i lambda_i Delta_i
 
@@ -96,10 +96,8 @@ def norm_of(round: int, message: Message) -> UpdateNorm:
     norm = float(torch.linalg.vector_norm(message.oracle_vectors["update"]))
     bound, shortened = message.oracle.get("clip"), message.oracle.get("clipped")
     factor = None if bound is None else alpha(norm, bound)
-    if shortened is None:
-        clipped = None
-    else:
-        clipped = bool(shortened) if factor is None else factor < 1  # an update that is not finite is clipped to zero
+    whole = shortened is not None and (bool(shortened) if factor is None else factor < 1)
+    clipped = None if shortened is None else whole  # an update that is not finite is clipped to zero
     return UpdateNorm(
         round=round,
         client=message.client,

@@ -15,7 +15,6 @@ from fl_lightning.records import ClientState, Message, Release, ServerState, Vec
 from fl_lightning.rng import generator
 from fl_lightning.uplink.stage import Terms, send
 
-
 MEASURED_TOGETHER = 500
 """Examples per batch where a client measures something over all its data."""
 

@@ -20,8 +20,23 @@ from fl_lightning.config.contrast import Moon
 from fl_lightning.config.proxy import DpFedLaw, FedLaw
 
 AlgorithmConfig = Annotated[
-    FedAvg | FedProx | FedSam | SamAfl | SamAdpfl | DpFedAvg | DpFedSam
-    | Scaffold | DpScaffold | FedNova | FedExp | FedAvgM | FedAdam | CeFedAvg | ModelClipping
-    | FedLaw | DpFedLaw | Moon,
+    FedAvg
+    | FedProx
+    | FedSam
+    | SamAfl
+    | SamAdpfl
+    | DpFedAvg
+    | DpFedSam
+    | Scaffold
+    | DpScaffold
+    | FedNova
+    | FedExp
+    | FedAvgM
+    | FedAdam
+    | CeFedAvg
+    | ModelClipping
+    | FedLaw
+    | DpFedLaw
+    | Moon,
     Field(discriminator="name"),
 ]
