@@ -16,7 +16,7 @@ from fl_lightning.cli_output import write_json
 from fl_lightning.terminal import display, duration, epsilon_text
 
 CLI = [sys.executable, "-m", "fl_lightning.cli"]
-COMMANDS = [[], ["run"], ["sweep"], ["report"], ["config"], ["data"], ["data", "prepare"], ["ui"]]
+COMMANDS = [[], ["run"], ["sweep"], ["report"], ["verify"], ["config"], ["data"], ["data", "prepare"], ["ui"]]
 QUICK = ["fl.num_clients=3", "fl.rounds=2", "fl.max_local_steps=1"]
 
 
@@ -43,7 +43,10 @@ def test_help_has_examples_and_loads_nothing_heavy(command: list[str]) -> None:
     ("command", "message"),
     [
         ("run fl.num_client=5", "fl.num_client: no such key; did you mean fl.num_clients?"),
-        ("run algorithm=fedavgg", "algorithm=fedavgg: no such option; did you mean fedavg? (options: dp_fedavg, "),
+        (
+            "run algorithm=fedavgg",
+            "algorithm=fedavgg: no such option; did you mean fedavg? (options: ce_fedavg, dp_fedavg, ",
+        ),
         ("run algorithm.local.lr=abc", "algorithm.local.lr=abc: needs a number > 0 (set on the command line)"),
         (
             "run fl.clients_per_round=99 fl.num_clients=10",

@@ -239,6 +239,11 @@ def test_divergence_without_clipping_is_refused_in_words() -> None:
         run(ce(lr=1e6, fl={"num_clients": 2, "rounds": 2, "local_epochs": 4, "batch_size": 100}))
 
 
+def test_a_run_that_does_not_move_gives_no_threshold() -> None:
+    with pytest.raises(FLError, match=r"the mean update norm of the unclipped run is 0, which gives no threshold"):
+        run(ce(lr=1e-30))
+
+
 @pytest.mark.parametrize(
     ("algorithm", "message"),
     [

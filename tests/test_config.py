@@ -48,6 +48,7 @@ def test_defaults_are_those_of_the_contract() -> None:
             "batch_size": 32,
             "eval_every": 1,
             "cohort_schedule": None,
+            "clipping_lab": False,
         },
         "algorithm": {
             "name": "fedavg",
@@ -260,7 +261,7 @@ def test_every_key_is_described_and_listed() -> None:
     assert all(key.field.description for key in all_keys(RunConfig))
     listed = [line for line in list_keys() if not line.startswith(" ")]
     assert listed == list(key_names(RunConfig))
-    assert "    a number >= 0; default 0.05; only with algorithm.name=fedsam|sam_afl|dp_fedsam" in list_keys(
+    assert "    a number >= 0; default 0.05; only with algorithm.name=fedsam|sam_afl|sam_adpfl|dp_fedsam" in list_keys(
         ["algorithm.local.rho"]
     )
     assert math.isinf(

@@ -27,7 +27,7 @@ def refused(*overrides: str, **options: Path) -> str:
         (["hydra.run.dir=x"], "hydra.run.dir: no such key"),
         (
             ["algorithm=fedavgg"],
-            "algorithm=fedavgg: no such option; did you mean fedavg? (options: dp_fedavg, dp_fedsam, fedavg, fedprox, ",
+            "algorithm=fedavgg: no such option; did you mean fedavg? (options: ce_fedavg, dp_fedavg, dp_fedlaw, ",
         ),
         (["algorithm.name=fedprx"], "algorithm.name=fedprx: no such option; did you mean fedprox?"),
         (["algorithm.local.optimizer=adm"], "algorithm.local.optimizer=adm: no such option; did you mean adam?"),
@@ -45,7 +45,7 @@ def refused(*overrides: str, **options: Path) -> str:
         (
             ["algorithm.local.rho=0.1"],
             "algorithm.local.rho=0.1: would be ignored with algorithm.name=fedavg; remove it, or choose "
-            "algorithm.name=fedsam or sam_afl or dp_fedsam",
+            "algorithm.name=fedsam or sam_afl or sam_adpfl or dp_fedsam",
         ),
         (
             ["algorithm.local.beta1=0.5"],

@@ -159,6 +159,12 @@ def test_a_client_without_a_step_weighs_nothing() -> None:
     assert folded.vectors["delta"].tolist() == [[1.0, 1.0]] and folded.weights == (0.0, 1.0)
     assert folded.notes == ("client 1 took no step and weighs 0",)
     assert side_by_side(uniform)([trained, replace(trained, client=2, num_samples=1)]).weights == (0.5, 0.5)
+    for algorithm in (
+        fedlaw(sgd(0.1), proxy=Target(torch.zeros(2)), prior=uniform),
+        dp_fedlaw(sgd(0.1), proxy=Target(torch.zeros(2)), prior=uniform, protection=UPDATE),
+        dp_fedlaw(sgd(0.1), proxy=Target(torch.zeros(2)), prior=uniform, protection=SAMPLE),
+    ):
+        assert algorithm.aggregate([trained, replace(trained, client=2, num_samples=1)]).weights == (0.5, 0.5)
     server, rule = ServerState(torch.zeros(2)), learn(Target(torch.zeros(2)), lambda epoch: None, 20)
     after = rule(server, stack([idle]))
     assert after.w is server.w and after.round == 1 and not after.extra

@@ -249,6 +249,8 @@ def test_smallest_images_fit():
         assert build_model(kind, 1, smallest, smallest, 2, generator(1, "init"))(
             torch.zeros(1, 1, smallest, smallest)
         ).shape == (1, 2)
+        with pytest.raises(ConfigError, match=f"at least {smallest}x{smallest}"):
+            check_fit(kind, 1, smallest - 1, smallest)
         with pytest.raises(ValueError, match="leaves nothing"):
             model(1, smallest - 1, smallest, 2)
 

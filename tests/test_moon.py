@@ -25,6 +25,7 @@ from fl_lightning.local.optimizers import adam, sgd
 from fl_lightning.local.solver import Context, LocalSolver
 from fl_lightning.models import build_model
 from fl_lightning.rng import generator
+from fl_lightning.server.aggregate import uniform
 
 OPTIMIZER = sgd(0.1)
 
@@ -76,7 +77,7 @@ def test_the_direction_is_the_gradient_of_the_whole_loss(kind: str) -> None:
 
     objective = ModelObjective(copy.deepcopy(y))
     vectors = [ModelObjective(copy.deepcopy(net)).initial for net in (y, w, w_k)]
-    solver = LocalSolver(OPTIMIZER, (model_contrast(2.5, 0.5),))
+    solver = moon(OPTIMIZER, mu=2.5, temperature=0.5).solver
     direction = solver.direction(solver.init(vectors[0]), batch, context(objective, vectors[1], previous=vectors[2]))
     for name, view in objective.layout.views(direction).items():
         torch.testing.assert_close(view, expected[name], rtol=1e-9, atol=1e-12, msg=name)
@@ -140,6 +141,12 @@ def test_any_number_of_workers_gives_the_same_bits() -> None:
 def test_mu_zero_and_the_first_visit_are_fedavg_bit_for_bit() -> None:
     plain = [digest(s := moon_side(fedavg(OPTIMIZER)), DebugEngine(s), rounds)[0] for rounds in (1, 2)]
     zero = digest(s := moon_side(moon(OPTIMIZER, mu=0.0)), DebugEngine(s), 2)[0]
+    options = {"server_lr": 0.7, "prior": uniform}
+    ends = [
+        digest(s := moon_side(a), DebugEngine(s), 1)
+        for a in (moon(OPTIMIZER, mu=1.0, **options), fedavg(OPTIMIZER, **options))
+    ]
+    assert ends[0] == ends[1]
     first, second = (digest(s := moon_side(moon(OPTIMIZER, mu=5.0)), DebugEngine(s), rounds)[0] for rounds in (1, 2))
     assert zero == plain[1] and first == plain[0] and second != plain[1]
 
