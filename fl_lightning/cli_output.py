@@ -20,7 +20,9 @@ def check_output(path: Path | None) -> Path | None:
     """
     if path is None:
         return None
-    file = Path(os.path.abspath(path.expanduser()))
+    file = Path(os.path.realpath(path.expanduser()))
+    if file.exists() and not file.is_file() and not file.is_dir():
+        raise ConfigError(f"--output={path}: is a device or a pipe, which would be replaced; give a file's name")
     if file.is_dir():
         raise ConfigError(f"--output={path}: is a folder; give a file such as {path / 'result.json'}")
     try:

@@ -6,6 +6,7 @@ sample cohort -> broadcast -> on each client: local solve, announcements, agreem
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import isfinite
 from time import perf_counter
 from typing import Protocol
 
@@ -15,6 +16,8 @@ from fl_lightning.algorithms.algorithm import Algorithm
 from fl_lightning.client.visit import ClientSide, Visit, protect
 from fl_lightning.records import Aggregate, ClientState, Message, Release, RoundRecord, ServerState
 from fl_lightning.rng import generator
+
+DIVERGED = "the test loss is not finite: training has diverged; lower algorithm.local.lr"
 
 
 class Engine(Protocol):
@@ -104,7 +107,7 @@ def fit(
             seconds=perf_counter() - start,
             epsilon=ledger.epsilon() if ledger is not None else None,
             updated=federation.server.w is not before.w,
-            notes=aggregate.notes,
+            notes=aggregate.notes if tested is None or isfinite(tested[0]) else (*aggregate.notes, DIVERGED),
             metrics={**_metrics(messages, before, federation.server), **found},
         )
         yield federation, record, messages

@@ -42,6 +42,7 @@ def test_help_has_examples_and_loads_nothing_heavy(command: list[str]) -> None:
 @pytest.mark.parametrize(
     ("command", "message"),
     [
+        ("run --output /dev/null", "--output=/dev/null: is a device or a pipe"),
         ("run fl.num_client=5", "fl.num_client: no such key; did you mean fl.num_clients?"),
         (
             "run algorithm=fedavgg",

@@ -10,6 +10,7 @@ from torch import nn
 from fl_lightning.algorithms.algorithm import Protection
 from fl_lightning.algorithms.dp_fedavg import dp_fedavg
 from fl_lightning.algorithms.dp_fedsam import dp_fedsam
+from fl_lightning.algorithms.fedavg import fedavg
 from fl_lightning.client.visit import ClientSide, Schedule
 from fl_lightning.engine.debug import DebugEngine
 from fl_lightning.engine.lightning import LightningEngine
@@ -81,6 +82,30 @@ def test_a_physical_batch_cap_changes_rounding_alone(cap: int) -> None:
         side = digit_side(protected(True, 0.5, cap=rows), (60,), batch_size=20, dtype=torch.float64)
         ends.append(train(side, DebugEngine(side), 1)[0].server.w)
     torch.testing.assert_close(ends[0], ends[1], rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("kind", ["lenet5", "vgg_like", "alexnet"])
+def test_shipped_models_give_the_gradients_of_their_examples(kind: str) -> None:
+    """Opacus' hooks against autograd, example by example: with two convolutions a wrong memory layout shows."""
+    from fl_lightning.models import build_model
+
+    shape = (1, 28, 28) if kind == "lenet5" else (3, 32, 32)
+    rng = torch.Generator().manual_seed(1)
+    batch = torch.randn(3, *shape, generator=rng, dtype=torch.float64), torch.tensor([1, 4, 7])
+    objective = ModelObjective(build_model(kind, *shape, 10, rng), dtype=torch.float64)
+    rows = objective.per_sample_gradients(objective.initial, batch)
+    plain = ModelObjective(build_model(kind, *shape, 10, rng), dtype=torch.float64)
+    for i in range(3):
+        single = plain.gradient(objective.initial, (batch[0][i : i + 1], batch[1][i : i + 1]))
+        torch.testing.assert_close(rows[i], single, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("cap", [None, 1, 7])
+def test_the_training_loss_does_not_depend_on_the_physical_batch(cap: int | None) -> None:
+    side = digit_side(protected(False, 0.0, cap=cap), (40,), batch_size=40, max_steps=1, dtype=torch.float64)
+    _, records, _ = train(side, DebugEngine(side), 1)
+    plain = digit_side(fedavg(sgd(0.1)), (40,), batch_size=40, max_steps=1, dtype=torch.float64)
+    assert records[0].train_loss == pytest.approx(train(plain, DebugEngine(plain), 1)[1][0].train_loss, rel=1e-12)
 
 
 def test_opacus_and_vmap_agree_on_every_example() -> None:

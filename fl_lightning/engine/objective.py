@@ -46,6 +46,7 @@ class ModelObjective:
         self.autocast = autocast
         self.per_sample = per_sample
         self._losses: list[Tensor] = []
+        self._parts: list[Tensor] = []  # losses of a private pass, which may come in several parts
         self._flat = self.layout.flatten(self.parameters()).to(self.device)
         self._grad = torch.zeros_like(self._flat)
         if self.layout.uniform:
@@ -79,10 +80,12 @@ class ModelObjective:
             own[name].copy_(tensor)
 
     def begin_step(self) -> None:
-        self._losses = []
+        self._losses, self._parts = [], []
 
     def take_losses(self) -> tuple[Tensor, ...]:
-        losses, self._losses = tuple(self._losses), []
+        private = (torch.cat(self._parts).mean(),) if self._parts else ()
+        losses = (*private, *self._losses)
+        self._losses, self._parts = [], []
         return losses
 
     def gradient(self, w: Vector, batch: Batch) -> Vector:
@@ -129,8 +132,7 @@ class ModelObjective:
         self.model.train()
         self._write(w)
         rows, losses = self._opacus(inputs, labels) if self.per_sample == "opacus" else self._vmap(inputs, labels)
-        if not self._losses:
-            self._losses.append(losses.detach().mean())
+        self._parts.append(losses.detach())
         return rows
 
     def evaluate(self, w: Vector, buffers: Mapping[str, Tensor], batches: "list[Batch]") -> tuple[float, float] | None:

@@ -50,6 +50,9 @@ def tracked(tracker: Tracked) -> Iterator[Tracked]:
         return
     with _sigterm_raises() as stop:
         try:
+            # An exception that a signal's handler raises inside a destructor is dropped by Python: look again each round.
+            if hasattr(tracker, "on_each_round"):
+                tracker.on_each_round = lambda: _end_if_asked(stop)
             yield tracker
         except BaseException as error:
             stop.closing = True
@@ -63,6 +66,11 @@ def tracked(tracker: Tracked) -> Iterator[Tracked]:
             raise _Terminated
 
 
+def _end_if_asked(stop: "_Stop") -> None:
+    if stop.asked and not stop.closing:
+        raise _Terminated
+
+
 @contextmanager
 def _sigterm_raises() -> Iterator[_Stop]:
     stop = _Stop()
@@ -73,7 +81,7 @@ def _sigterm_raises() -> Iterator[_Stop]:
         return
 
     def handler(number: int, frame: FrameType | None) -> None:
-        if stop.asked:
+        if stop.closing:
             return  # the run is being closed already
         stop.asked = True
         if callable(previous):

@@ -7,7 +7,7 @@ import subprocess
 import tempfile
 import time
 import traceback
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -59,6 +59,7 @@ class RunTracker:
         self._files: Lane | None = None
         self._renamed: dict[str, str] = {}
         self._closed = False
+        self.on_each_round: Callable[[], None] = lambda: None  # `tracked` ends a run here that was asked to end
 
     def start(
         self,
@@ -117,6 +118,7 @@ class RunTracker:
             **record.metrics,
         }
         self.log_metrics({key: value for key, value in measured.items() if value is not None}, step=record.round)
+        self.on_each_round()
 
     def on_end(self, result: "RunResult") -> None:
         """Writes the result's tags and `result.json`; the run itself is closed by `tracked`."""
