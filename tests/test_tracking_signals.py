@@ -1,5 +1,6 @@
 """The SIGTERM handler of `tracked`: it composes with other handlers, with threads and with Lightning's."""
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -56,6 +57,21 @@ def test_a_second_sigterm_does_not_disturb_the_closing():
     with pytest.raises(SystemExit), tracked(recorder):  # the signal comes while a good run is being closed
         pass
     assert recorder.closed == [("FINISHED", None)]
+
+
+def test_a_signal_that_was_dropped_ends_the_run_at_the_next_round():
+    class Rounds(Recorder):
+        def on_each_round(self) -> None:
+            raise AssertionError("`tracked` did not put its own look in place")
+
+    recorder = Rounds()
+    with pytest.raises(SystemExit) as ended, tracked(recorder):  # noqa: PT012
+        with contextlib.suppress(BaseException):  # as a destructor would
+            os.kill(os.getpid(), signal.SIGTERM)
+        recorder.on_each_round()
+        pytest.fail("the run went on")
+    assert ended.value.code == 143
+    assert recorder.closed == [("KILLED", "_Terminated")]
 
 
 def test_other_threads_install_no_handler_and_no_tracker_is_no_tracking():

@@ -50,7 +50,7 @@ def tracked(tracker: Tracked) -> Iterator[Tracked]:
         return
     with _sigterm_raises() as stop:
         try:
-            # An exception that a signal's handler raises inside a destructor is dropped by Python: look again each round.
+            # Python drops an exception that a signal's handler raises inside a destructor: look again each round.
             if hasattr(tracker, "on_each_round"):
                 tracker.on_each_round = lambda: _end_if_asked(stop)
             yield tracker
@@ -81,10 +81,8 @@ def _sigterm_raises() -> Iterator[_Stop]:
         return
 
     def handler(number: int, frame: FrameType | None) -> None:
-        if stop.closing:
-            return  # the run is being closed already
-        stop.asked = True
-        if callable(previous):
+        first, stop.asked = not stop.asked, True
+        if first and callable(previous):
             previous(number, frame)
         if not stop.closing:
             raise _Terminated
