@@ -1,6 +1,7 @@
 """Shared test settings: one thread, real data where FL_DATA_ROOT points to it."""
 
 import os
+import signal
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MLFLOW_DISABLE_TELEMETRY", "true")
@@ -9,6 +10,10 @@ import pytest
 import torch
 
 torch.set_num_threads(1)
+
+if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
+    # Started in the background of a shell: the processes that the tests interrupt would ignore Ctrl-C as well.
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
