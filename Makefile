@@ -24,7 +24,7 @@ $(STAMP): pyproject.toml
 
 install: $(STAMP) ## Build .venv with everything installed
 
-demo: $(STAMP) ## Sweep five algorithms on real digits, private and not, and print the table (about 2 minutes)
+demo: $(STAMP) ## Sweep five algorithms on real digits, private and not, and print the table (about a minute)
 	$(VENV)/bin/fl-lightning sweep sweep=demo $(ARGS)
 
 test: $(STAMP) ## Run the tests

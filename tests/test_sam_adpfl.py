@@ -217,6 +217,27 @@ def test_one_example_moves_the_private_gap_by_at_most_its_sensitivity() -> None:
     assert 0 < abs(ends[0] - ends[1]) <= 0.5 / 40 + 1e-6
 
 
+def test_an_example_without_a_finite_loss_moves_the_private_gap_no_further() -> None:
+    from fl_lightning.local.measures import private_gap
+    from fl_lightning.local.solver import Context, SolverState
+
+    class Losses:
+        def __init__(self, odd: float) -> None:
+            self.losses = torch.tensor([1.0] * 39 + [odd])
+
+        def example_losses(self, w: torch.Tensor, batch: object) -> torch.Tensor:
+            return self.losses * (1 + w[0])
+
+    state = SolverState(torch.zeros(1), (), previous=torch.ones(1), steps=1)
+    gaps = []
+    for odd in (1.0, math.nan, math.inf):
+        ctx = Context(0, torch.zeros(1), Losses(odd), torch.Generator(), 1.0, examples=lambda: [None])
+        gaps.append(private_gap(0.1, 0.5)(state, ctx, []).scalars["gap"])
+    assert gaps[0] == pytest.approx(0.1)
+    assert all(math.isfinite(gap) for gap in gaps)
+    assert max(gaps) - min(gaps) <= 0.5 / 40 + 1e-6
+
+
 # The paper's literal mode.
 
 

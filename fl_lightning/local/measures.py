@@ -78,9 +78,11 @@ def private_gap(rho: float, bound: float) -> Measure:
         assert state.previous is not None, "a measure runs after at least one step"
         worst = state.y + ascent(rho, state.previous)
         rows = [
-            (ctx.objective.example_losses(worst, batch) - ctx.objective.example_losses(state.y, batch)).clamp(0, bound)
+            ctx.objective.example_losses(worst, batch) - ctx.objective.example_losses(state.y, batch)
             for batch in ctx.examples()
         ]
-        return Findings(scalars={"gap": float(torch.cat(rows).mean())})
+        # An example whose gap is no number counts as `bound`: left alone, one of n would move the mean by all of it.
+        gaps = torch.nan_to_num(torch.cat(rows), nan=bound).clamp(0, bound)
+        return Findings(scalars={"gap": float(gaps.mean())})
 
     return measure
