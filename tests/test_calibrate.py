@@ -22,9 +22,9 @@ def sgd(z: float) -> list[Release]:
 def test_target_is_met_from_below(target: float) -> None:
     """CASES H23."""
     curve.cache_clear()
-    began = time.perf_counter()
+    began = time.process_time()
     z = calibrate_noise(sgd, target, DELTA)
-    assert time.perf_counter() - began < 5
+    assert time.process_time() - began < 5
     spent = epsilon(compose(sgd(z)), DELTA)
     assert 0.999 * target <= spent <= target
     assert epsilon(compose(sgd(z * 0.9997)), DELTA) > target  # and it is the smallest
@@ -106,9 +106,9 @@ def test_many_clients_each_at_its_own_rate() -> None:
 def test_a_hundred_clients_are_quick() -> None:
     curve.cache_clear()
     plans = [(32 / n, 10 * math.ceil(n / 32)) for n in range(40, 840, 8)]
-    began = time.perf_counter()
+    began = time.process_time()
     assert len(set(calibrate_many(plans, 8.0, 1e-5))) > 90
-    assert time.perf_counter() - began < 10
+    assert time.process_time() - began < 10
 
 
 def test_margin_for_rounding_is_kept() -> None:

@@ -165,7 +165,7 @@ def test_statement_at_client_level_and_without_privacy() -> None:
     ledger.record(2, 1, [upload(z=0.0)])
     assert "No privacy is claimed" in statement(ledger, **terms)
     assert summary(ledger, **terms)["infinite"] is True
-    for wrong in ({"level": "sample"}, {"level": "model"}, {"trust_model": "blind"}):
+    for wrong in ({"level": "sample"}, {"level": "none"}, {"trust_model": "blind"}):
         with pytest.raises(PrivacyError):
             statement(ledger, **{**terms, **wrong})
 

@@ -9,7 +9,8 @@ from fl_lightning.privacy.accountants import (
     rdp,
 )
 from fl_lightning.privacy.calibrate import calibrate_many, calibrate_noise
-from fl_lightning.privacy.ledger import Ledger, Segment, signature
+from fl_lightning.privacy.ledger import Ledger
+from fl_lightning.privacy.segments import Segment, signature
 from fl_lightning.privacy.statement import statement, summary
 
 __all__ = [

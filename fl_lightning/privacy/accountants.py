@@ -6,10 +6,13 @@ releases add (Proposition 1). One release with noise multiplier z = noise / sens
 
     Gaussian, all units in it      R(a) = a / (2 z^2)                                            (Corollary 3)
     Gaussian, Poisson sampled      `sampled_gaussian`                                            (Mironov et al. 2019)
+    Gaussian, fixed-size batches   `sampled_gaussian`                                               (Wang et al. 2019)
     Laplace, e0 = 1 / z            R(a) = ln[ a/(2a-1) e^{(a-1) e0} + (a-1)/(2a-1) e^{-a e0} ] / (a-1)   (Proposition 6)
 
 A Gaussian or Laplace release of all units holds under the neighbouring relation its sensitivity is stated for. Poisson
-sampling is proved here for add/remove only, and any other pair is refused by name.
+sampling is proved for add/remove and zero-out, where the two neighbours' batches are N(0, z^2) and its mixture with
+N(1, z^2); sampling without replacement for replace-one, where the number of units is public. Any other pair is refused
+by name. Amplification by sampling holds only while nobody who sees the release knows who was drawn.
 
 Shapes: A orders, K curves. Natural logarithms throughout.
 """
@@ -22,7 +25,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from fl_lightning.errors import PrivacyError
-from fl_lightning.privacy.sampled_gaussian import sampled_gaussian_rdp
+from fl_lightning.privacy.sampled_gaussian import fixed_size_gaussian_rdp, sampled_gaussian_rdp
 from fl_lightning.records import Release
 
 Array = NDArray[np.float64]
@@ -39,15 +42,28 @@ The best order is near 1 + 2 ln(1/delta) / epsilon: orders that stop at 63 make 
 
 ADJACENCIES = ("add_remove", "zero_out", "replace_one")
 
+PROVED = {
+    "full": ADJACENCIES,
+    "poisson": ("add_remove", "zero_out"),
+    "without_replacement": ("replace_one",),
+}
+"""Sampling -> the neighbouring relations under which its amplification has a proof."""
+
+REMEDY = {
+    "poisson": "use adjacency=add_remove or zero_out, or sampling=without_replacement or full",
+    "without_replacement": "use adjacency=replace_one, or sampling=poisson or full",
+}
+
 
 def check_release(release: Release) -> None:
     """Refuse a release that cannot be accounted for.
 
     Raises:
         PrivacyError: an unknown mechanism, sampling or adjacency; a negative or undefined noise, sensitivity or count;
-            a pair without a proof (Poisson sampling with Laplace noise, or under a relation other than add/remove).
+            a pair without a proof (sampling with Laplace noise, Poisson sampling under replace-one, sampling without
+            replacement under add/remove or zero-out).
     """
-    known = {"mechanism": ("gaussian", "laplace"), "sampling": ("full", "poisson"), "adjacency": ADJACENCIES}
+    known = {"mechanism": ("gaussian", "laplace"), "sampling": tuple(PROVED), "adjacency": ADJACENCIES}
     for key, values in known.items():
         value = getattr(release, key)
         if value not in values:
@@ -63,20 +79,21 @@ def check_release(release: Release) -> None:
     if release.sampling == "full":
         if release.rate != 1:
             raise PrivacyError(
-                f"release.rate={release.rate} with sampling=full: the rate must be 1, or sampling poisson"
+                f"release.rate={release.rate} with sampling=full: the rate must be 1, or sampling poisson "
+                "or without_replacement"
             )
         return
     if not release.rate > 0:
         raise PrivacyError(f"release.rate={release.rate} must be above 0: the share of the units in one batch")
-    if release.adjacency != "add_remove":
+    if release.adjacency not in PROVED[release.sampling]:
         raise PrivacyError(
-            f"release.sampling=poisson with adjacency={release.adjacency} has no proof here: Poisson sampling is "
-            "accounted for add_remove only; use adjacency=add_remove, or sampling=full"
+            f"release.sampling={release.sampling} with adjacency={release.adjacency} has no proof here: "
+            f"{REMEDY[release.sampling]}"
         )
     if release.mechanism != "gaussian":
         raise PrivacyError(
-            f"release.sampling=poisson with mechanism={release.mechanism} has no proof here: use gaussian, or "
-            "sampling=full"
+            f"release.sampling={release.sampling} with mechanism={release.mechanism} has no proof here: use gaussian, "
+            "or sampling=full"
         )
 
 
@@ -89,21 +106,28 @@ def rdp(release: Release, orders: tuple[float, ...] = ORDERS) -> Array:
         PrivacyError: as `check_release`.
     """
     check_release(release)
-    rate = release.rate if release.sampling == "poisson" else 1.0
-    return curve(release.mechanism, release.noise_multiplier, rate, orders)
+    return curve(release.mechanism, release.noise_multiplier, release.sampling, release.rate, orders)
 
 
 @lru_cache(maxsize=8192)
-def curve(mechanism: str, multiplier: float, rate: float = 1.0, orders: tuple[float, ...] = ORDERS) -> Array:
-    """The memo behind `rdp`: the RDP curve [A] (read-only) by noise multiplier and sampling rate alone."""
+def curve(
+    mechanism: str,
+    multiplier: float,
+    sampling: str = "full",
+    rate: float = 1.0,
+    orders: tuple[float, ...] = ORDERS,
+) -> Array:
+    """The memo behind `rdp`: the RDP curve [A] (read-only) by noise multiplier, sampling and its rate alone."""
     a = np.array(orders, dtype=np.float64)
     if multiplier == 0:
         result = np.full(len(a), np.inf)
     elif mechanism == "laplace":
         result = np.array([_laplace_rdp(1.0 / multiplier, order) for order in orders])
-    elif rate >= 1:
+    elif sampling == "full" or rate >= 1:
         with np.errstate(over="ignore"):
             result = a / (2.0 * multiplier) / multiplier
+    elif sampling == "without_replacement":
+        result = fixed_size_gaussian_rdp(rate, multiplier, orders)
     else:
         result = sampled_gaussian_rdp(rate, multiplier, orders)
     result.flags.writeable = False

@@ -11,38 +11,18 @@ epsilon of the run is the MAXIMUM over clients, never their sum; and it never fa
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
 from fl_lightning.errors import PrivacyError
-from fl_lightning.privacy.accountants import ADJACENCIES, ORDERS, check_delta, check_release, curve, epsilons
+from fl_lightning.privacy.accountants import ADJACENCIES, ORDERS, check_delta, check_release, epsilons
+from fl_lightning.privacy.segments import Segment, Signature, check_signature, signature
 from fl_lightning.records import Release
 
-Signature = tuple[tuple[Any, ...], ...]
-"""One row per release: everything of its mechanism but the count, in the order of SIGNATURE_FIELDS."""
-
-SIGNATURE_FIELDS = ("mechanism", "sensitivity", "noise", "sampling", "rate", "covers")
-
-
-@dataclass(frozen=True)
-class Segment:
-    """Releases that cost the same.
-
-    `noise_multiplier` is rounded to 12 significant digits, so that 0.9 * C / C is one segment for every clip bound C.
-    """
-
-    mechanism: str
-    noise_multiplier: float
-    sampling: str
-    rate: float
-    covers: tuple[str, ...]
-
-
-def signature(releases: Sequence[Release]) -> Signature:
-    """What must not change unnoticed between a run and its resumption: noise, bound and sampling of every release."""
-    return tuple(tuple(getattr(release, name) for name in SIGNATURE_FIELDS) for release in releases)
+SNAPSHOTS = 64
+"""At most about so many rounds keep the counts of their worst client: all of them, every second, every fourth..."""
 
 
 class Ledger:
@@ -74,9 +54,11 @@ class Ledger:
         self._segments: dict[Segment, list[float]] = {}  # -> [smallest sensitivity, largest, first round, last round]
         self._counts: dict[int, dict[Segment, int]] = {}  # client -> segment -> releases
         self._signatures: dict[int, Signature] = {}  # client -> its latest
+        self._latest: dict[int, tuple[int, dict[Segment, int]]] = {}  # client -> its latest round, releases of it
         self._epsilons: dict[int, float] = {}
         self._stale: set[int] = set()  # clients whose epsilon is out of date
         self._history: list[tuple[int, float]] = []  # of the rounds before `_round`
+        self._worst_counts: list[tuple[int, dict[Segment, int]]] = []  # of the same rounds
         self._round = 0
         self._segment_of: dict[Release, Segment] = {}
 
@@ -99,12 +81,19 @@ class Ledger:
         if round > self._round:
             if self._round:
                 self._history.append((self._round, self.epsilon()))
+                step = 1 << (round // SNAPSHOTS).bit_length()
+                snapshots = [*self._worst_counts, (self._round, self._counts_of_worst())]
+                self._worst_counts = [kept for kept in snapshots if (kept[0] - 1) % step == 0]
             self._round = round
-        counts = self._counts.setdefault(client, {})
+        counts, latest = self._counts.setdefault(client, {}), {}
+        if client in self._latest and self._latest[client][0] == round:
+            latest = self._latest[client][1]
         for segment, release in found:
             span = self._segments.setdefault(segment, [release.sensitivity, release.sensitivity, round, round])
             span[:] = [min(span[0], release.sensitivity), max(span[1], release.sensitivity), span[2], round]
             counts[segment] = counts.get(segment, 0) + int(release.count)
+            latest[segment] = latest.get(segment, 0) + int(release.count)
+        self._latest[client] = round, latest
         self._signatures[client] = signature(releases)
         self._stale.add(client)
 
@@ -126,6 +115,39 @@ class Ledger:
     def counts_of(self, client: int) -> dict[Segment, int]:
         """How many releases of each segment the client has made."""
         return dict(self._counts.get(client, {}))
+
+    def latest_of(self, client: int) -> dict[Segment, int]:
+        """The same for the client's latest round alone; empty when it has released nothing."""
+        return dict(self._latest.get(client, (0, {}))[1])
+
+    def preview(self, client: int, releases: Sequence[Release]) -> float:
+        """The epsilon that `client` would have if it made these `releases` as well. Nothing is recorded.
+
+        Raises:
+            PrivacyError: as `record`, for the releases.
+        """
+        counts = self.counts_of(client)
+        for release in releases:
+            segment = self._segment(release)
+            counts[segment] = counts.get(segment, 0) + int(release.count)
+        total = np.zeros((1, len(ORDERS)))
+        for segment, count in counts.items():
+            if count:  # no release costs nothing, even one without noise
+                total += count * segment.curve()
+        return float(epsilons(total, self.delta)[0])
+
+    @property
+    def worst_counts(self) -> list[tuple[int, dict[Segment, int]]]:
+        """(round, the releases until then of the client with the largest epsilon after it): a part of `history`.
+
+        The first and the latest round and others evenly between, more than SNAPSHOTS / 2 where there are so many.
+        Rounds before a checkpoint of version 1, which kept no such counts, are left out.
+        """
+        return [*self._worst_counts, (self._round, self._counts_of_worst())] if self._round else []
+
+    def _counts_of_worst(self) -> dict[Segment, int]:
+        worst = self.worst_client()
+        return {} if worst is None else self.counts_of(worst)
 
     @property
     def history(self) -> list[tuple[int, float]]:
@@ -162,14 +184,20 @@ class Ledger:
     def state_dict(self) -> dict[str, Any]:
         """Everything a resumed run needs, as JSON (finite numbers, strings, lists)."""
         number = {segment: i for i, segment in enumerate(self._segments)}
+
+        def pairs(counts: dict[Segment, int]) -> list[list[int]]:
+            return [[number[segment], n] for segment, n in counts.items()]
+
         return {
-            "version": 1,
+            "version": 2,
             **{key: getattr(self, key) for key in ("unit", "delta", "adjacency", "accountant")},
             "round": self._round,
             "segments": [[*asdict(segment).values(), *span] for segment, span in self._segments.items()],
-            "counts": [[k, [[number[s], n] for s, n in c.items()]] for k, c in self._counts.items()],
+            "counts": [[k, pairs(counts)] for k, counts in self._counts.items()],
             "signatures": [[k, rows] for k, rows in self._signatures.items()],
+            "latest": [[k, round, pairs(counts)] for k, (round, counts) in self._latest.items()],
             "history": [[round, finite_or_none(e)] for round, e in self._history],
+            "worst_counts": [[round, pairs(counts)] for round, counts in self._worst_counts],
         }
 
     def load_state_dict(
@@ -190,7 +218,7 @@ class Ledger:
             PrivacyError: no state, another unit, delta, adjacency or accountant, or a plan with another noise, bound or
                 sampling.
         """
-        if not state or state.get("version") != 1:
+        if not state or state.get("version") not in (1, 2):
             raise PrivacyError(
                 "the checkpoint holds no privacy ledger: resuming would forget the epsilon already spent; start a new "
                 "run"
@@ -206,14 +234,20 @@ class Ledger:
         signatures = {k: tuple((*row[:-1], tuple(row[-1])) for row in rows) for k, rows in state["signatures"]}
         if plan is not None and not new_segment:
             for client in sorted(plan.keys() & signatures.keys()):
-                _check_signature(client, signatures[client], signature(plan[client]))
+                check_signature(client, signatures[client], signature(plan[client]))
         segments = {
             Segment(mechanism, multiplier, sampling, rate, tuple(covers)): span
             for mechanism, multiplier, sampling, rate, covers, *span in state["segments"]
         }
         order = list(segments)
         self._segments, self._signatures = segments, signatures
-        self._counts = {k: {order[i]: n for i, n in pairs} for k, pairs in state["counts"]}
+
+        def counts(pairs: Sequence[tuple[int, int]]) -> dict[Segment, int]:
+            return {order[i]: n for i, n in pairs}
+
+        self._counts = {k: counts(pairs) for k, pairs in state["counts"]}
+        self._latest = {k: (round, counts(pairs)) for k, round, pairs in state.get("latest", ())}
+        self._worst_counts = [(round, counts(pairs)) for round, pairs in state.get("worst_counts", ())]
         self._history = [(round, math.inf if e is None else e) for round, e in state["history"]]
         self._round = state["round"]
         self._stale = set(self._counts)
@@ -243,7 +277,7 @@ class Ledger:
             curves = np.zeros((len(groups), len(ORDERS)))
             for row, counts in enumerate(groups):
                 for segment, count in counts:
-                    curves[row] += count * curve(segment.mechanism, segment.noise_multiplier, segment.rate)
+                    curves[row] += count * segment.curve()
             for clients, value in zip(groups.values(), epsilons(curves, self.delta), strict=True):
                 self._epsilons.update(dict.fromkeys(clients, float(value)))
         self._stale.clear()
@@ -252,18 +286,3 @@ class Ledger:
 def finite_or_none(value: float) -> float | None:
     """JSON has no infinity: None stands for it, beside a field that says so."""
     return value if math.isfinite(value) else None
-
-
-def _check_signature(client: int, before: Signature, now: Signature) -> None:
-    if len(before) != len(now):
-        raise PrivacyError(
-            f"client {client} made {len(before)} releases a round before the checkpoint and would make {len(now)} now: "
-            "resume with the settings of the checkpoint, or record the change as a new segment"
-        )
-    for old, new in zip(before, now, strict=True):
-        for field, was, is_now in zip(SIGNATURE_FIELDS, old, new, strict=True):
-            if was != is_now:
-                raise PrivacyError(
-                    f"{field} of client {client}'s release: {was} in the checkpoint, {is_now} now; resume with the "
-                    "settings of the checkpoint, or record the change as a new segment"
-                )

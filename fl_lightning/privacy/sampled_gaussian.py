@@ -1,6 +1,6 @@
-r"""Renyi differential privacy of one Poisson-subsampled Gaussian release, to the accuracy of the floats it is made of.
+r"""Renyi differential privacy of one subsampled Gaussian release, to the accuracy of the floats it is made of.
 
-I. Mironov, K. Talwar, L. Zhang: Renyi differential privacy of the sampled Gaussian mechanism, 2019,
+Poisson sampling: I. Mironov, K. Talwar, L. Zhang: Renyi differential privacy of the sampled Gaussian mechanism, 2019,
 https://arxiv.org/abs/1908.10530 (Theorems 4 and 5, Section 3.3). For neighbours under add/remove, sampling rate q,
 noise multiplier z and order a > 1:
 
@@ -15,6 +15,20 @@ Departure from the libraries, which sum A itself: they lose the small A - 1 to c
 their series for fractional orders converges slowly or not at all below order 2 (dp-accounting drops such orders);
 Opacus' binomials overflow above order 1029. Here a fractional order is the trapezoidal rule on the whole line, which
 converges geometrically for this integrand, and all orders are computed at once: about 1 ms a curve, not 10 to 250 ms.
+
+Fixed-size batches without replacement, neighbours that replace one unit: Y.-X. Wang, B. Balle, S. P. Kasiviswanathan,
+Subsampled Renyi differential privacy and analytical moments accountant, AISTATS 2019,
+https://arxiv.org/abs/1808.00087. With the likelihood ratio L = N(1, z^2) / N(0, z^2), for whole orders a >= 2:
+
+    A(a) <= 1 + sum_{j=2}^{a} C(a, j) q^j min( 4 sqrt(B_{2 floor(j/2)} B_{2 ceil(j/2)}), 2 e^{(j^2 - j) / (2 z^2)} )
+    B_l = E_{N(0, z^2)} [ (L - 1)^l ]                          (Theorems 9 and 27; B_l is the l-th forward difference)
+
+and for orders between, ln A by linear interpolation (Corollary 10). This is a bound, unlike the formula for Poisson
+sampling, and above the unsampled curve where q is near 1; since a mixture diverges no more than its worst part, the
+smaller of the two is taken. Departure from dp-accounting: the differences B_l, of size z^-l, come from the same
+trapezoidal rule and not from subtractions that lose every digit at large z; and orders above 256 keep the first half of
+the minimum. A curve takes 2 ms (70 ms for a new
+multiplier between 10 and 30), not 1.5 s.
 """
 
 import math
@@ -109,6 +123,61 @@ def _log_bernoulli(y: Array, log_one_plus_y: Array, a: Array) -> Array:
     tangent = (a - (a - 1.0) * np.exp(-far)) * np.exp((1.0 - a) * far)  # (1 + a y) / (1 + y)^a, below 1
     result[:, ~small] = a * far + np.log1p(-tangent)
     return result
+
+
+def fixed_size_gaussian_rdp(rate: float, multiplier: float, orders: tuple[float, ...]) -> Array:
+    """RDP [A] of one release without replacement at each of the A `orders` (all > 1), 0 < `rate` < 1, `multiplier` > 0.
+
+    `rate` is the batch's share of the units, m / n; `multiplier` is noise over the sensitivity under replace-one, 2C.
+    """
+    a = np.array(orders, dtype=np.float64)
+    with np.errstate(over="ignore"):
+        unsampled = a / (2.0 * multiplier) / multiplier
+    if multiplier < SMALLEST_MULTIPLIER:
+        return unsampled
+    below, above = np.maximum(np.floor(a), 1.0), np.ceil(a)
+    whole = tuple(int(order) for order in np.unique(np.concatenate([below, above])) if order >= 2)
+    log_terms = _fixed_size_terms(min(multiplier, LARGEST_MULTIPLIER), whole[-1])
+    j, log_binomial, _, starts = _binomials(whole)
+    terms = log_binomial + j * math.log(rate) + log_terms[j]
+    top = np.maximum.reduceat(terms, starts)
+    lengths = np.diff(np.append(starts, len(terms)))
+    log_excess = top + np.log(np.add.reduceat(np.exp(terms - np.repeat(top, lengths)), starts))
+    log_a = dict(zip((1, *whole), (0.0, *np.logaddexp(0.0, log_excess)), strict=True))
+    low, high = np.array([log_a[x] for x in below]), np.array([log_a[x] for x in above])
+    return np.minimum((low + (a - below) * (high - low)) / (a - 1.0), unsampled)
+
+
+@lru_cache(maxsize=64)
+def _fixed_size_terms(multiplier: float, largest: int) -> Array:
+    """ln of the minimum in Theorem 27 for j = 0..`largest` (the first two are not used), without C(a, j) q^j."""
+    j = np.arange(largest + 1)
+    whole_ratio = math.log(2.0) + j * (j - 1.0) / (2.0 * multiplier**2)
+    # once j e^{-j / z^2} is below ln 2 the first half of the minimum is the larger one: (1 - 1/L)^j > 1/2 at the bump
+    needed = largest if multiplier > 30 else int(multiplier**2 * 10) + 8
+    even = np.arange(2, min(needed, largest) + 2, 2)
+    log_b = np.full(largest + 3, np.inf)
+    log_b[even] = _log_even_moments(multiplier, even)
+    ratio_less_one = math.log(4.0) + 0.5 * (log_b[j // 2 * 2] + log_b[(j + 1) // 2 * 2])
+    return np.minimum(ratio_less_one, whole_ratio)
+
+
+def _log_even_moments(multiplier: float, powers: NDArray[np.int64]) -> Array:
+    """ln E[(L - 1)^l] for every even l of `powers`, by the trapezoidal rule in u = x / z (an entire integrand).
+
+    The integrand's bumps lie within sqrt(l) of 0 where L is near 1, and between there and l / z where it is not.
+    """
+    reach = math.sqrt(powers[-1])
+    step = min(multiplier / 2.0, 0.5)
+    low, high = -(reach + HALF_WIDTH) / step, (max(reach, powers[-1] / multiplier) + HALF_WIDTH) / step
+    u = np.arange(math.floor(low), math.ceil(high) + 1) * step
+    x = u / multiplier - 0.5 / multiplier**2
+    with np.errstate(divide="ignore"):
+        log_distance = np.where(x > 30, x, np.log(np.abs(np.expm1(np.minimum(x, 30.0)))))
+    log_terms = powers[:, None] * log_distance - u**2 / 2.0
+    top = log_terms.max(axis=1)
+    scale = math.log(step) - 0.5 * math.log(2.0 * math.pi)
+    return top + np.log(np.exp(log_terms - top[:, None]).sum(axis=1)) + scale
 
 
 def _convexity_bound(rate: float, multiplier: float, orders: Array) -> Array:

@@ -12,8 +12,16 @@ from fl_lightning.privacy.ledger import Ledger, Segment, finite_or_none
 LEVELS = {
     "sample": ("sample", "one example of a client", "Each example's gradient was clipped to norm {clip}."),
     "update": ("client", "all data of one client", "Each client's update was clipped to norm {clip}."),
+    "model": ("client", "all data of one client", "Each client's trained model was clipped to norm {clip}."),
 }
 """Level -> the ledger's unit, the unit in words, what was clipped."""
+
+BOUNDS = {
+    "fixed": "",
+    "per_layer": " Each of its L layers was clipped by itself, to that norm over sqrt(L).",
+    "quantile": " That is where the bound began; it then followed a quantile of the norms, released bit by bit.",
+}
+"""How the bound was set -> what is said of it."""
 
 NEIGHBOURS = {
     ("sample", "add_remove"): "one example of a client is added or removed",
@@ -45,16 +53,20 @@ def statement(
     trust_model: str = "local",
     sizes: Mapping[int, int] | None = None,
     public_examples: int = 0,
+    clip_bound: str = "fixed",
+    cohorts: tuple[int, int | None] | None = None,
 ) -> str:
     """One paragraph: unit, epsilon, delta, neighbours, sampling, accountant, trust model, worst client, caveats.
 
     Args:
         ledger: the account of the run.
-        level: "sample" or "update"; must fit the ledger's unit.
+        level: "sample", "update" or "model"; must fit the ledger's unit.
         clip_norm: the L2 bound of one contribution.
         trust_model: "local", "central" or "distributed".
         sizes: how many examples each client of the federation holds, for n and the check of delta against 1/n.
         public_examples: how many examples the server itself holds and learns from.
+        clip_bound: "fixed", "per_layer" or "quantile".
+        cohorts: the clients of a round, and the larger number whose noise was used instead, None for none.
 
     Raises:
         PrivacyError: a level or trust model that is not known or does not fit the ledger.
@@ -66,6 +78,8 @@ def statement(
         trust_model=trust_model,
         sizes=sizes,
         public_examples=public_examples,
+        clip_bound=clip_bound,
+        cohorts=cohorts,
     )
     unit, clipping = LEVELS[level][1:]
     worst = facts["worst_client"]
@@ -84,7 +98,7 @@ def statement(
         f"The largest is client {worst}'s{size} after "
         + " and ".join(_describe(segment, count) for segment, count in ledger.counts_of(worst).items())
         + ".",
-        clipping.format(clip=f"{clip_norm:g}"),
+        clipping.format(clip=f"{clip_norm:g}") + BOUNDS[clip_bound],
         f"Accountant: Renyi differential privacy, orders {ORDERS[0]:g} to {ORDERS[-1]:g}, improved conversion.",
         f"Trust model {trust_model}: {TRUST_MODELS[trust_model]}.",
         *facts["warnings"],
@@ -101,6 +115,8 @@ def summary(
     trust_model: str = "local",
     sizes: Mapping[int, int] | None = None,
     public_examples: int = 0,
+    clip_bound: str = "fixed",
+    cohorts: tuple[int, int | None] | None = None,
 ) -> dict[str, Any]:
     """The facts of `statement` as JSON; arguments and errors as there.
 
@@ -110,13 +126,13 @@ def summary(
     """
     if level not in LEVELS or LEVELS[level][0] != ledger.unit:
         raise PrivacyError(
-            f"privacy.level={level!r} does not fit a ledger with unit={ledger.unit}: use sample or update"
+            f"privacy.level={level!r} does not fit a ledger with unit={ledger.unit}: use sample, update or model"
         )
     if trust_model not in TRUST_MODELS:
         raise PrivacyError(f"trust model {trust_model!r} is not known: use one of {', '.join(TRUST_MODELS)}")
     worst, spent = ledger.worst_client(), ledger.epsilon()
     counts = {} if worst is None else ledger.counts_of(worst)
-    units = None if not sizes else len(sizes) if level == "update" else sizes.get(-1 if worst is None else worst)
+    units = None if not sizes else len(sizes) if level != "sample" else sizes.get(-1 if worst is None else worst)
     return {
         "level": level,
         "unit": ledger.unit,
@@ -128,6 +144,7 @@ def summary(
         "accountant": ledger.accountant,
         "trust_model": trust_model,
         "clip_norm": clip_norm,
+        "clip_bound": clip_bound,
         "worst_client": worst,
         "n": units,
         "releases": [
@@ -142,8 +159,33 @@ def summary(
             for segment, count in counts.items()
         ],
         "public_examples": public_examples,
-        "warnings": [*_public(public_examples), *_warnings(ledger.delta, level, sizes)],
+        "warnings": [
+            *_larger(cohorts),
+            *_sum_only(trust_model),
+            *_public(public_examples),
+            *_warnings(ledger.delta, level, sizes),
+        ],
     }
+
+
+def _larger(cohorts: tuple[int, int | None] | None) -> list[str]:
+    """Noise scaled to a larger cohort shows what a larger federation would see."""
+    if cohorts is None or cohorts[1] is None:
+        return []
+    return [
+        f"Scaled noise: the mean of {cohorts[0]} clients carries the noise of a cohort of {cohorts[1]}, so this "
+        f"epsilon is that of a federation {cohorts[1] / cohorts[0]:g} times as large, of which {cohorts[0]} clients "
+        "were simulated; the run itself is NOT PRIVATE."
+    ]
+
+
+def _sum_only(trust_model: str) -> list[str]:
+    if trust_model != "distributed":
+        return []
+    return [
+        "Valid only under secure aggregation without dropouts, which is not simulated here: a single upload carries "
+        "only its share of the noise."
+    ]
 
 
 def _public(examples: int) -> list[str]:
@@ -160,7 +202,7 @@ def _warnings(delta: float, level: str, sizes: Mapping[int, int] | None) -> list
     """A delta of 1/n allows a mechanism that publishes one of n units outright."""
     if not sizes:
         return []
-    if level == "update":
+    if level != "sample":
         units, whose = len(sizes), "clients"
     else:
         client = min(sizes, key=lambda k: (sizes[k] or math.inf, k))  # a client without data has nothing to protect
@@ -174,8 +216,11 @@ def _warnings(delta: float, level: str, sizes: Mapping[int, int] | None) -> list
 
 
 def _describe(segment: Segment, count: int) -> str:
-    sampled = segment.sampling == "poisson"
-    sampling = f"Poisson sampling at rate q = {segment.rate:.4g}" if sampled else "all data in each"
+    sampling = {
+        "poisson": f"Poisson sampling at rate q = {segment.rate:.4g}",
+        "without_replacement": f"a share q = {segment.rate:.4g} drawn without replacement for each",
+        "full": "all data in each",
+    }[segment.sampling]
     what = f" ({', '.join(segment.covers)})" if segment.covers else ""
     releases = f"{count} {segment.mechanism.title()} release{'s' if count != 1 else ''}{what}"
     return f"{releases} with noise multiplier {segment.noise_multiplier:.5g} and {sampling}"
