@@ -13,6 +13,7 @@ from fl_lightning.config import RunConfig
 from fl_lightning.config.contrast import Moon
 from fl_lightning.config.models import ResNet18
 from fl_lightning.config.plugins import OwnData, OwnModel
+from fl_lightning.config.privacy import ClientPrivacy, NoPrivacy
 from fl_lightning.config.proxy import LearnedWeights
 from fl_lightning.data.datasets import ImageData, load_data
 from fl_lightning.data.loading import ImageStore
@@ -20,14 +21,17 @@ from fl_lightning.data.partition import Partition, make_partition
 from fl_lightning.data.proxy import ProxySet, hold_out
 from fl_lightning.engine.objective import ModelObjective
 from fl_lightning.errors import ConfigError
-from fl_lightning.federation import Engine, sample_cohort
+from fl_lightning.federation import Engine, poisson_cohort, sample_cohort
+from fl_lightning.mechanism import protected
 from fl_lightning.methods import build_algorithm
 from fl_lightning.models import build_model
 from fl_lightning.plugins.loading import ship_by_value
 from fl_lightning.plugins.making import own_data, own_model
 from fl_lightning.records import ServerState
+from fl_lightning.releases import ReleasePlan
 from fl_lightning.rng import generator
 from fl_lightning.shield import Noise, protection, solve_noise, visits_of
+from fl_lightning.vector import ParamLayout
 
 EVALUATION_BATCH = 500
 
@@ -47,6 +51,8 @@ class Prepared:
     noise: Noise
     public_examples: int = 0
     """Examples the server itself holds, which no epsilon covers."""
+    releases: ReleasePlan | None = None
+    """What the clients are going to release, None without a level of privacy."""
 
     def evaluate(self, server: ServerState) -> tuple[float, float] | None:
         """(loss, accuracy) on the whole test set; None when it is empty."""
@@ -78,13 +84,18 @@ def prepare(config: RunConfig) -> Prepared:
         PrivacyError: the demanded epsilon cannot be met.
     """
     fl = config.fl
-    data = own_data(config.data) if isinstance(config.data, OwnData) else load_data(config.data)
-    model = model_of(config, data)
+    data = data_of(config)
+    model = network(config, data.shape, data.num_classes)
     data, held = held_out(config, data)
     partition = make_partition(data.y_train, fl.num_clients, config.partition, config.seed, data.num_classes)
-    sizes = [len(shard) for shard in partition.indices]
     cohorts = planned_cohorts(config)
     visits = visits_of(cohorts, fl.num_clients)
+    shards = partition.indices
+    if getattr(config.privacy, "audit", False):
+        from fl_lightning.canaries import with_canaries
+
+        shards = with_canaries(config, partition.indices, visits, len(data.y_train))
+    sizes = [len(shard) for shard in shards]
     noise = solve_noise(config, sizes, visits)
     device = device_of(config.engine.device, config.engine.workers)
     dtype = torch.float64 if config.engine.precision == "fp64" else torch.float32
@@ -95,12 +106,16 @@ def prepare(config: RunConfig) -> Prepared:
     if held is not None and isinstance(learning, LearnedWeights):
         store = ImageStore(*held, data.mean, data.std, dtype, device)
         proxy = ProxySet(objective, store, learning.proxy_batch_size, config.seed, batch_norm)
-    algorithm = build_algorithm(config, protection(config, noise), noise=noise, visits=visits, proxy=proxy)
+    shield = protection(config, noise, layers_of(objective.layout))
+    algorithm = build_algorithm(config, shield, noise=noise, visits=visits, proxy=proxy)
+    releases = None if isinstance(config.privacy, NoPrivacy) else ReleasePlan(config, sizes, visits)
+    if releases is not None:
+        algorithm = protected(algorithm, config, releases)
     side = ClientSide(
         algorithm=algorithm,
         objective=objective,
         store=ImageStore(data.x_train, data.y_train, data.mean, data.std, dtype, device),
-        shards=partition.indices,
+        shards=shards,
         schedule=Schedule(fl.batch_size, fl.local_epochs, fl.max_local_steps),
         seed=config.seed,
         batch_norm=batch_norm,
@@ -109,21 +124,40 @@ def prepare(config: RunConfig) -> Prepared:
     check_trainable(side, dict(enumerate(sizes)))
     test = ImageStore(data.x_test, data.y_test, data.mean, data.std, dtype, device)
     public = 0 if proxy is None else len(proxy)
-    return Prepared(config, data, objective, partition, algorithm, side, test, cohorts, noise, public)
+    return Prepared(config, data, objective, partition, algorithm, side, test, cohorts, noise, public, releases)
 
 
-def model_of(config: RunConfig, data: ImageData) -> nn.Module:
-    """The network of `model.kind`, freshly initialised.
+def layers_of(layout: ParamLayout) -> tuple[slice, ...]:
+    """The parts of the vector that belong to one layer each: weight and bias of a layer are one part."""
+    parts: list[slice] = []
+    names: list[str] = []
+    for slot in layout.slots:
+        layer, end = slot.name.rpartition(".")[0], slot.offset + slot.size
+        if names and names[-1] == layer:
+            parts[-1] = slice(parts[-1].start, end)
+        else:
+            parts.append(slice(slot.offset, end))
+            names.append(layer)
+    return tuple(parts)
+
+
+def data_of(config: RunConfig) -> ImageData:
+    """The data set of `data.name`."""
+    return own_data(config.data) if isinstance(config.data, OwnData) else load_data(config.data)
+
+
+def network(config: RunConfig, shape: tuple[int, int, int], num_classes: int) -> nn.Module:
+    """The network of `model.kind` for images of `shape` [C, H, W], freshly initialised.
 
     Raises:
         ConfigError: it does not fit the images or the algorithm.
     """
     weights = generator(config.seed, "model")
     if isinstance(config.model, OwnModel):
-        model = own_model(config.model, data.shape, data.num_classes, weights)
+        model = own_model(config.model, shape, num_classes, weights)
     else:
         norm = config.model.norm if isinstance(config.model, ResNet18) else "group"
-        model = build_model(config.model.kind, *data.shape, data.num_classes, weights, norm)
+        model = build_model(config.model.kind, *shape, num_classes, weights, norm)
     if isinstance(config.algorithm, Moon) and not callable(getattr(model, "features", None)):
         raise ConfigError(
             f"model.kind={config.model.kind}: algorithm.name=moon contrasts representations, and the network has no "
@@ -165,11 +199,13 @@ def planned_cohorts(config: RunConfig) -> tuple[tuple[int, ...], ...]:
     fl = config.fl
     if fl.cohort_schedule is not None:
         return read_schedule(fl.cohort_schedule, fl.num_clients, fl.rounds)
-    return tuple(sample_cohort(config.seed, r + 1, fl.num_clients, fl.cohort_size) for r in range(fl.rounds))
+    poisson = isinstance(config.privacy, ClientPrivacy) and config.privacy.sampling == "poisson"
+    draw = poisson_cohort if poisson else sample_cohort
+    return tuple(draw(config.seed, r + 1, fl.num_clients, fl.cohort_size) for r in range(fl.rounds))
 
 
 def read_schedule(path: Path, num_clients: int, rounds: int) -> tuple[tuple[int, ...], ...]:
-    """Client lists per round from a JSON file: a list of at least `rounds` lists of clients 0..K-1.
+    """Client lists per round from a JSON file: a list of `rounds` lists of clients 0..K-1, none of them empty.
 
     Raises:
         ConfigError: naming the file, the round and the rule.
@@ -179,13 +215,14 @@ def read_schedule(path: Path, num_clients: int, rounds: int) -> tuple[tuple[int,
         lists = json.loads(Path(path).read_text())
     except (OSError, ValueError) as error:
         raise ConfigError(f"{key}: cannot be read as JSON: {error}") from error
-    if not isinstance(lists, list) or len(lists) < rounds:
+    if not isinstance(lists, list) or len(lists) != rounds:
         count = len(lists) if isinstance(lists, list) else type(lists).__name__
-        raise ConfigError(f"{key}: needs a list of fl.rounds={rounds} client lists, found {count}; shorten fl.rounds")
+        raise ConfigError(f"{key}: needs a list of fl.rounds={rounds} client lists, found {count}; make the two equal")
     for number, cohort in enumerate(lists[:rounds], start=1):
         sound = isinstance(cohort, list) and all(type(c) is int and 0 <= c < num_clients for c in cohort)
-        if not sound or len(set(cohort)) != len(cohort):
+        if not sound or not cohort or len(set(cohort)) != len(cohort):
             raise ConfigError(
-                f"{key}: round {number} is {cohort}; it must list different clients between 0 and {num_clients - 1}"
+                f"{key}: round {number} is {cohort}; it must list different clients between 0 and {num_clients - 1}, "
+                "at least one"
             )
     return tuple(tuple(cohort) for cohort in lists[:rounds])

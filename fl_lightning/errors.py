@@ -19,3 +19,7 @@ class TrackingError(FLError):
 
 class PrivacyError(FLError):
     """A privacy demand that cannot be met or a composition without a proof."""
+
+
+class CheckpointError(FLError):
+    """A run that cannot be resumed: no checkpoint, a damaged one, or one of another program version."""

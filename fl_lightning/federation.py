@@ -12,7 +12,7 @@ from typing import Protocol
 
 import torch
 
-from fl_lightning.algorithms.algorithm import Algorithm
+from fl_lightning.algorithms.algorithm import Algorithm, Protection
 from fl_lightning.client.visit import ClientSide, Visit, protect
 from fl_lightning.records import Aggregate, ClientState, Message, Release, RoundRecord, ServerState
 from fl_lightning.rng import generator
@@ -38,6 +38,14 @@ class Accounts(Protocol):
     def epsilon(self) -> float: ...
 
 
+Admission = Callable[[int, Sequence[int]], Mapping[int, int | None] | None]
+"""(round, cohort) -> the clients whose privacy budget lets them take part -> the steps they may take, None for all;
+None where the budget allows no such round."""
+
+
+Bystanders = Callable[[int, Sequence[Message]], Sequence[tuple[int, Sequence[Release]]]]
+"""(round, messages) -> what a round cost clients outside it: where cohorts are secret, each might have been in it."""
+
 Inspection = Callable[[int, Sequence[Message], Aggregate], Mapping[str, float]]
 """(round, messages in cohort order, their aggregate) -> metrics by name."""
 
@@ -56,20 +64,37 @@ def sample_cohort(seed: int, round: int, num_clients: int, size: int) -> tuple[i
     return tuple(sorted(chosen.tolist()))
 
 
+def poisson_cohort(seed: int, round: int, num_clients: int, size: int) -> tuple[int, ...]:
+    """Each of K clients by itself with probability m/K; the cohort may be empty and is never redrawn."""
+    drawn = torch.rand(num_clients, generator=generator(seed, "cohort", round), dtype=torch.float64)
+    return tuple((drawn < size / num_clients).nonzero().flatten().tolist())
+
+
 def run_round(
-    federation: Federation, cohort: Sequence[int], algorithm: Algorithm, engine: Engine, ledger: Accounts | None
+    federation: Federation,
+    cohort: Sequence[int],
+    algorithm: Algorithm,
+    engine: Engine,
+    ledger: Accounts | None,
+    bystanders: Bystanders | None = None,
+    limits: Mapping[int, int | None] | None = None,
 ) -> tuple[Federation, list[Message], Aggregate]:
-    """One round. The federation passed in stays valid: a fault anywhere leaves the previous round intact."""
+    """One round. The federation passed in stays valid: a fault anywhere leaves the previous round intact.
+
+    `limits` are the most steps a client may take, none for as many as planned.
+    """
     server, clients = federation.server, federation.clients
-    round = server.round + 1
+    round, limits = server.round + 1, limits or {}
     terms = algorithm.before(server, cohort) if algorithm.before else {}
-    visits = [Visit(round, client, clients.get(client, {}), terms.get(client, {})) for client in cohort]
-    messages = protect(engine.side, server, list(engine.run(server, visits)))
+    visits = [Visit(round, k, clients.get(k, {}), terms.get(k, {}), limits.get(k)) for k in cohort]
+    messages = protect(engine.side, server, visits, list(engine.run(server, visits)))
     aggregate = algorithm.aggregate(messages)
     server = algorithm.rule(server, aggregate)
     if ledger is not None:
         for message in messages:
             ledger.record(round, message.client, message.releases)
+        for client, releases in bystanders(round, messages) if bystanders else ():
+            ledger.record(round, client, releases)
     kept = {message.client: message.state for message in messages if message.state}
     return Federation(server, {**clients, **kept}), messages, aggregate
 
@@ -85,19 +110,32 @@ def fit(
     eval_every: int = 1,
     ledger: Accounts | None = None,
     inspect: Inspection | None = None,
+    admit: Admission | None = None,
+    bystanders: Bystanders | None = None,
 ) -> Iterator[tuple[Federation, RoundRecord, list[Message]]]:
     """Runs rounds up to number `rounds`, yielding the state and a record after each. The last round is evaluated.
 
-    What `inspect` finds in a round's messages joins the metrics of its record.
+    What `inspect` finds in a round's messages joins the metrics of its record. A round to which `admit` lets nobody of
+    its cohort ends the run before it.
     """
+
+    def admission(round: int) -> tuple[tuple[int, ...], Mapping[int, int | None] | None]:
+        cohort = tuple(cohort_of(round))
+        return cohort, dict.fromkeys(cohort) if admit is None else admit(round, cohort)
+
     while federation.server.round < rounds:
         start = perf_counter()
-        cohort = tuple(cohort_of(federation.server.round + 1))
-        before = federation.server
-        federation, messages, aggregate = run_round(federation, cohort, algorithm, engine, ledger)
+        cohort, admitted = admission(federation.server.round + 1)
+        if admitted is None:
+            return
+        kept_out = [f"client {k} has spent its privacy budget and stays out" for k in cohort if k not in admitted]
+        cut = [f"client {k}: its privacy budget ends after {n} steps" for k, n in admitted.items() if n is not None]
+        before, cohort = federation.server, tuple(admitted)
+        federation, messages, aggregate = run_round(federation, cohort, algorithm, engine, ledger, bystanders, admitted)
         round = federation.server.round
         found = inspect(round, messages, aggregate) if inspect else {}
-        tested = evaluate(federation.server) if round % eval_every == 0 or round == rounds else None
+        last = round == rounds or (admit is not None and admission(round + 1)[1] is None)
+        tested = evaluate(federation.server) if round % eval_every == 0 or last else None
         record = RoundRecord(
             round=round,
             cohort=cohort,
@@ -107,8 +145,13 @@ def fit(
             seconds=perf_counter() - start,
             epsilon=ledger.epsilon() if ledger is not None else None,
             updated=federation.server.w is not before.w,
-            notes=aggregate.notes if tested is None or isfinite(tested[0]) else (*aggregate.notes, DIVERGED),
-            metrics={**_metrics(messages, before, federation.server), **found},
+            notes=(
+                *aggregate.notes,
+                *kept_out,
+                *cut,
+                *(() if tested is None or isfinite(tested[0]) else (DIVERGED,)),
+            ),
+            metrics={**_metrics(messages, before, federation.server, algorithm.protection), **found},
         )
         yield federation, record, messages
 
@@ -124,13 +167,18 @@ def _mean_train_loss(messages: Sequence[Message]) -> float | None:
     return sum(n * loss for n, loss in seen) / total if total else None
 
 
-def _metrics(messages: Sequence[Message], before: ServerState, after: ServerState) -> dict[str, float]:
+def _metrics(
+    messages: Sequence[Message], before: ServerState, after: ServerState, shield: Protection
+) -> dict[str, float]:
+    """A round in numbers. What a real server could not see, or must not tell, is named oracle/."""
+    raw = "" if shield.trust == "local" else "oracle/"  # one upload carries no noise, or a share of it
+    counted = "oracle/" if shield.unit == "client" else ""  # steps tell of a client's examples
     norms = [float(torch.linalg.vector_norm(m.vectors["delta"])) for m in messages]
     metrics = {
-        "upload_norm/mean": sum(norms) / len(norms) if norms else 0.0,
-        "upload_norm/max": max(norms, default=0.0),
+        f"{raw}upload_norm/mean": sum(norms) / len(norms) if norms else 0.0,
+        f"{raw}upload_norm/max": max(norms, default=0.0),
         "server_step_norm": float(torch.linalg.vector_norm(after.w - before.w)),
-        "local_steps": float(sum(m.steps for m in messages)),
+        f"{counted}local_steps": float(sum(m.steps for m in messages)),
     }
     for name in ("update_norm", "clipped"):
         values = [m.oracle[name] for m in messages if name in m.oracle]

@@ -26,10 +26,11 @@ from fl_lightning.algorithms.scaffold import scaffold
 from fl_lightning.config import RunConfig
 from fl_lightning.config.adaptive import SamAdpfl
 from fl_lightning.config.plugins import OwnAlgorithm
-from fl_lightning.config.privacy import NoPrivacy
+from fl_lightning.config.privacy import ClientPrivacy, NoPrivacy
 from fl_lightning.local.optimizers import LocalOptimizer, adam, momentum, sgd
 from fl_lightning.plugins.making import own_algorithm
-from fl_lightning.server.aggregate import by_samples, uniform
+from fl_lightning.server.aggregate import PriorWeights, by_samples, uniform
+from fl_lightning.server.noise import everyone
 from fl_lightning.shield import Noise
 from fl_lightning.uplink.bounds import SharpnessBounds
 
@@ -86,7 +87,7 @@ def build_algorithm(
         **dict(server),
         **more,
         "optimizer": optimizer(local),
-        "prior": {"samples": by_samples, "uniform": uniform}[server.weighting],
+        "prior": prior(config),
         "protection": shield,
         "visits": visits,
     }
@@ -96,6 +97,14 @@ def build_algorithm(
         return own_algorithm(config.algorithm, offered, shield)
     builder = ALGORITHMS[config.algorithm.name]
     return builder(**{name: offered[name] for name in signature(builder).parameters})
+
+
+def prior(config: RunConfig) -> PriorWeights:
+    """p_k. Where whole clients are protected all of a cohort count, for whether one holds data is private."""
+    privacy = config.privacy
+    if isinstance(privacy, ClientPrivacy) and privacy.mode == "strict":
+        return everyone
+    return {"samples": by_samples, "uniform": uniform}[config.algorithm.aggregate.weighting]
 
 
 def sharpness_of(algorithm: SamAdpfl, config: RunConfig, noise: Noise) -> Sharpness:

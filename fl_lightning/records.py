@@ -2,6 +2,7 @@
 
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
+from math import isinf
 from typing import Any, Literal, Protocol
 
 import torch
@@ -9,6 +10,9 @@ from torch import Tensor
 
 Vector = Tensor
 """A model as one flat tensor [d]."""
+
+REACH = {"add_remove": 1.0, "zero_out": 1.0, "replace_one": 2.0}
+"""How far one unit moves a sum of vectors clipped to C, in units of C: replaced data can turn +C u into -C u."""
 
 
 @dataclass(frozen=True)
@@ -24,7 +28,7 @@ class Release:
             a noise chosen during the run by a constant counts that constant.
         count: how many such releases were made.
         sampling: how the protected units entered each release: all of them ("full") or each by itself with
-            probability `rate` ("poisson").
+            probability `rate` ("poisson"), or a share `rate` of them, drawn anew for each ("without_replacement").
         rate: the sampling rate q in (0, 1]; 1 when sampling is "full".
         adjacency: the neighbouring relation the sensitivity is stated for.
         covers: names of the upload's fields that are this release or computed from it alone (post-processing).
@@ -35,7 +39,7 @@ class Release:
     sensitivity: float
     noise: float
     count: int = 1
-    sampling: Literal["full", "poisson"] = "full"
+    sampling: Literal["full", "poisson", "without_replacement"] = "full"
     rate: float = 1.0
     adjacency: str = "add_remove"
     covers: tuple[str, ...] = ()
@@ -66,9 +70,11 @@ class Message:
     """One client's upload, after its uplink.
 
     `vectors` and `scalars` cross the wire and must each be covered by a release, or the run is not private.
-    `num_samples` is public. `oracle` and `oracle_vectors` hold diagnostics that only a simulator can see; they are
+    `num_samples` and `steps` are public at level sample; where whole clients are protected they are the simulator's,
+    and no server reads them. `oracle` and `oracle_vectors` hold diagnostics that only a simulator can see; they are
     never aggregated. The vectors, "update" as it was before the uplink and "clipped" before noise, are kept only where
-    `ClientSide.keep_raw` asks for them.
+    `ClientSide.keep_raw` asks for them. `owed` is the noise that the declared release counts on and that the server has
+    yet to add, as a standard deviation on this upload by itself; 0 where the client has added it.
     """
 
     client: int
@@ -81,6 +87,7 @@ class Message:
     state: ClientState = field(default_factory=dict)
     oracle: Mapping[str, float] = field(default_factory=dict)
     oracle_vectors: Mapping[str, Vector] = field(default_factory=dict)
+    owed: float = 0.0
 
     @property
     def undeclared(self) -> tuple[str, ...]:
@@ -94,13 +101,15 @@ class Message:
 class Aggregate:
     """A cohort's messages folded into one; `weights` are normalised and in cohort order.
 
-    `vectors` is empty when no client counted (all weights zero): the round then changes nothing.
+    `vectors` is empty when no client counted (all weights zero): the round then changes nothing. `noise` is the
+    standard deviation of the noise that the server has yet to add to "delta".
     """
 
     vectors: Mapping[str, Vector]
     weights: tuple[float, ...]
     buffers: Mapping[str, Tensor] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
+    noise: float = 0.0
 
     @property
     def empty(self) -> bool:
@@ -136,7 +145,12 @@ class RunResult:
     final: dict[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
-        return asdict(self)
+        """Plain values. An infinite epsilon is None, in every round as at the end, beside `final.privacy.infinite`."""
+        whole = asdict(self)
+        for record in whole["rounds"]:
+            if record["epsilon"] is not None and isinf(record["epsilon"]):
+                record["epsilon"] = None
+        return whole
 
 
 class Observer(Protocol):

@@ -8,6 +8,7 @@ import hashlib
 
 import numpy as np
 import torch
+from torch import Tensor
 
 
 def stream_key(seed: int, purpose: str, round: int = 0, client: int = 0) -> int:
@@ -31,3 +32,8 @@ def generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> torch
 def numpy_generator(seed: int, purpose: str, round: int = 0, client: int = 0) -> np.random.Generator:
     """The same stream names for NumPy: PCG64 seeded by `stream_key`."""
     return np.random.Generator(np.random.PCG64(stream_key(seed, purpose, round, client)))
+
+
+def gaussian(like: Tensor, std: float, noise: torch.Generator) -> Tensor:
+    """N(0, std^2 I) of `like`'s shape, type and device, always drawn on the CPU so that devices agree."""
+    return torch.randn(like.shape, generator=noise, dtype=like.dtype).mul_(std).to(like.device)

@@ -6,18 +6,18 @@ schedule of local training. The noise is solved for that whole list.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from math import sqrt
-from typing import Literal
 
 from fl_lightning.algorithms.algorithm import Protection
 from fl_lightning.config import RunConfig
 from fl_lightning.config.adaptive import SamAdpfl
-from fl_lightning.config.privacy import NoPrivacy
-from fl_lightning.data.loading import planned_steps, poisson_rate
-from fl_lightning.privacy import calibrate_many, calibrate_noise
+from fl_lightning.config.privacy import NoPrivacy, SamplePrivacy
+from fl_lightning.errors import PrivacyError
+from fl_lightning.privacy import calibrate_noise, compose, epsilon
 from fl_lightning.privacy.paper import eq16_epsilon, eq16_sigma
 from fl_lightning.records import Release
-from fl_lightning.uplink.clip_noise import SENSITIVITY
+from fl_lightning.releases import ReleasePlan
 
 
 @dataclass(frozen=True)
@@ -36,6 +36,11 @@ class Noise:
     scalar_epsilon: float = 0.0
     nominal_epsilon: float | None = None
 
+    @property
+    def scalar(self) -> float:
+        """What `ReleasePlan.visit` takes of the two."""
+        return self.scalar_multiplier or self.scalar_epsilon
+
 
 def visits_of(cohorts: Sequence[Sequence[int]], num_clients: int) -> list[list[int]]:
     """The rounds (from 1) in which each client takes part."""
@@ -44,7 +49,7 @@ def visits_of(cohorts: Sequence[Sequence[int]], num_clients: int) -> list[list[i
 
 def solve_noise(config: RunConfig, sizes: Sequence[int], visits: Sequence[Sequence[int]]) -> Noise:
     """The noise of every client. At level "sample" each client's multiplier is solved for its own rate and steps, so
-    that all spend the same epsilon; at level "update" one serves all, that of the client who takes part most often.
+    that all spend the same epsilon; at level "update" and "model" one serves all, that of the client who pays most.
 
     Raises:
         PrivacyError: the target cannot be met.
@@ -52,11 +57,12 @@ def solve_noise(config: RunConfig, sizes: Sequence[int], visits: Sequence[Sequen
     privacy = config.privacy
     if isinstance(privacy, NoPrivacy):
         return Noise(())
-    most = max(1, *map(len, visits))
     share = config.algorithm.sharpness.scalar_share if isinstance(config.algorithm, SamAdpfl) else 0.0
     if privacy.mode == "paper":
         return _paper_noise(config, share)
-    given, target = privacy.noise_multiplier, privacy.target_epsilon or 0.0  # the schema sets one of the two
+    plan = ReleasePlan(config, sizes, visits)
+    most = max(1, *(len(plan.accounted(k)) for k in range(len(sizes))))
+    given, target = privacy.noise_multiplier, privacy.target_epsilon or 0.0  # the schema sets at least one of the two
     scalar = 0.0
     if share:
         scalar = (
@@ -66,41 +72,34 @@ def solve_noise(config: RunConfig, sizes: Sequence[int], visits: Sequence[Sequen
         )
     if given is not None:
         return Noise((float(given),) * len(sizes), scalar)
-    if privacy.level == "update":
-        reach, adjacency = SENSITIVITY[privacy.adjacency], privacy.adjacency
-
-        def releases(z: float) -> list[Release]:
-            update = Release("gaussian", "client", reach, z, count=most, adjacency=adjacency)
-            return [update, *_scalars(scalar, most, "client", adjacency)]
-
-        return Noise((calibrate_noise(releases, target, privacy.delta),) * len(sizes), scalar)
-    fl = config.fl
-    plans = [
-        (
-            poisson_rate(n, fl.batch_size),
-            max(1, len(v)) * planned_steps(n, fl.batch_size, fl.local_epochs, fl.max_local_steps),
-        )
-        for n, v in zip(sizes, visits, strict=True)
-    ]
-    if not share:
-        return Noise(tuple(calibrate_many(plans, target, privacy.delta)))
-    solved: dict[tuple[float, int, int], float] = {}
-    for (rate, steps), rounds in zip(plans, visits, strict=True):
-        key = rate, steps, max(1, len(rounds))
-        if key not in solved:
-
-            def sampled(z: float, key: tuple[float, int, int] = key) -> list[Release]:
-                steps = Release("gaussian", "sample", 1.0, z, count=key[1], sampling="poisson", rate=key[0])
-                return [steps, *_scalars(scalar, key[2], "sample", "add_remove")]
-
-            solved[key] = calibrate_noise(sampled, target, privacy.delta)
-    return Noise(
-        tuple(solved[rate, steps, max(1, len(v))] for (rate, steps), v in zip(plans, visits, strict=True)), scalar
-    )
+    solved: dict[tuple[object, ...], float] = {}
+    guess = 1.0
+    for client in _by_cost(plan):
+        profile = plan.profile(client)
+        if profile not in solved and plan.total(client, 1.0):
+            listed = partial(plan.total, client, scalar=scalar)
+            if privacy.level != "sample" and solved and _spent(listed(guess), privacy.delta) <= target:
+                solved[profile] = guess  # one multiplier for all: that of a client who pays more is enough
+                continue
+            guess = solved[profile] = calibrate_noise(listed, target, privacy.delta, start=guess)
+    if not solved:
+        raise PrivacyError("no client of any cohort holds data or takes part, so there is no noise to solve for")
+    if privacy.level != "sample":
+        return Noise((max(solved.values()),) * len(sizes), scalar)
+    return Noise(tuple(solved.get(plan.profile(k), max(solved.values())) for k in range(len(sizes))), scalar)
 
 
-def protection(config: RunConfig, noise: Noise) -> Protection:
-    """The noise as the algorithm takes it."""
+def _by_cost(plan: ReleasePlan) -> list[int]:
+    """Clients in an order in which neighbours need similar noise, those who pay for most rounds first."""
+    return sorted(range(len(plan.sizes)), key=lambda k: (-len(plan.accounted(k)), plan.rate(k), plan.sizes[k]))
+
+
+def _spent(releases: Sequence[Release], delta: float) -> float:
+    return epsilon(compose(releases), delta)
+
+
+def protection(config: RunConfig, noise: Noise, layers: Sequence[slice] = ()) -> Protection:
+    """The noise as the algorithm takes it; `layers` are the parts of the vector that belong to one layer each."""
     privacy = config.privacy
     if isinstance(privacy, NoPrivacy):
         return Protection()
@@ -111,6 +110,10 @@ def protection(config: RunConfig, noise: Noise) -> Protection:
         adjacency=privacy.adjacency,
         delta=privacy.delta,
         physical_batch_size=getattr(privacy, "physical_batch_size", None),
+        sampling=privacy.sampling if isinstance(privacy, SamplePrivacy) else "poisson",
+        layers=tuple(layers) if privacy.clip_bound == "per_layer" else (),
+        ascent=getattr(privacy, "ascent", None) or "previous",
+        trust=getattr(privacy, "trust_model", "local"),
     )
 
 
@@ -127,10 +130,6 @@ def _paper_noise(config: RunConfig, share: float) -> Noise:
         sigma = eq16_sigma(target - scalars, rounds, privacy.delta)
     nominal = eq16_epsilon(sigma, rounds, privacy.delta, scalars) if sigma else None
     return Noise((sigma,) * config.fl.num_clients, 0.0, scalars, nominal)
-
-
-def _scalars(multiplier: float, count: int, unit: Literal["sample", "client"], adjacency: str) -> list[Release]:
-    return [Release("gaussian", unit, 1.0, multiplier, count=count, adjacency=adjacency)] if multiplier else []
 
 
 def _scalar_noise(count: int, epsilon: float, delta: float) -> float:

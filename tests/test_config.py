@@ -97,7 +97,8 @@ def test_every_shipped_preset_composes_and_lists_only_what_differs(group: str) -
     needs = {"file": ["partition.path=split.json"], "image_folder": ["data.root=images"], "npz": ["data.root=a.npz"]}
     needs["alexnet"] = ["data=mnist"]  # the digits are too small for it
     private = ["algorithm=dp_fedavg"] if group == "privacy" else []
-    for name in options(group):
+    own = set(options(group)) - {"iso_budget"}  # names a promise, not a variant, and states it whole
+    for name in own:
         choice = [] if name == "none" else private
         config = load_config([*choice, f"{group}={name}", *needs.get(name, [])])
         [(tag, value)] = read_yaml(preset_file(group, name)).items()
@@ -111,7 +112,7 @@ def test_every_shipped_preset_composes_and_lists_only_what_differs(group: str) -
     }
     literal = {"engine": {"lightning", "debug"}}.get(group, set())
     other = {"sgd", "momentum", "adam", FORM}
-    assert set(options(group)) == (tags - other) | literal
+    assert own == (tags - other) | literal
 
 
 @pytest.mark.parametrize("name", options("experiment"))
@@ -242,7 +243,7 @@ def test_the_hash_names_what_is_computed() -> None:
 
 @settings(max_examples=50, deadline=None)
 @given(
-    lr=st.floats(min_value=0, exclude_min=True, allow_infinity=False),
+    lr=st.floats(min_value=0, max_value=1e30, exclude_min=True),
     seed=st.integers(min_value=0, max_value=2**63 - 1),
     delta=st.floats(min_value=0, max_value=1, exclude_min=True, exclude_max=True),
 )

@@ -72,12 +72,15 @@ def refused(*overrides: str, **options: Path) -> str:
         ),
         (
             ["algorithm=dp_fedavg", "privacy.adjacency=replace_one"],
-            "privacy.adjacency=replace_one: needs add_remove with",
+            "privacy.adjacency=replace_one: has no proof with privacy.sampling=poisson",
         ),
-        (["algorithm=dp_fedavg", "privacy.adjacency=zero_out"], "privacy.adjacency=zero_out: needs add_remove with"),
         (
-            ["algorithm=dp_fedavg", "privacy.noise_multiplier=1", "privacy.target_epsilon=2"],
-            "privacy.target_epsilon=2.0: contradicts privacy.noise_multiplier=1; set one of the two",
+            ["algorithm=dp_fedavg", "privacy.sampling=without_replacement", "privacy.adjacency=zero_out"],
+            "privacy.adjacency=zero_out: has no proof with privacy.sampling=without_replacement",
+        ),
+        (
+            ["algorithm=dp_fedavg", "privacy.noise_multiplier=0", "privacy.target_epsilon=2"],
+            "privacy.target_epsilon=2.0: contradicts privacy.noise_multiplier=0, which spends any budget at once",
         ),
         (
             ["algorithm=dp_fedavg", "privacy=update", "privacy.physical_batch_size=8"],

@@ -13,7 +13,6 @@ server:         w <- w + eta_g sum_k p_k upload_k.   At level "update" the n_k a
 from fl_lightning.algorithms.algorithm import Algorithm, Protection
 from fl_lightning.local.optimizers import LocalOptimizer
 from fl_lightning.local.solver import LocalSolver
-from fl_lightning.local.transforms import private
 from fl_lightning.server.aggregate import PriorWeights, by_samples, mean
 from fl_lightning.server.rules import apply
 from fl_lightning.uplink.clip_noise import clip_noise
@@ -29,7 +28,7 @@ def dp_fedavg(
     """Args: `protection` with level "sample" or "update"; the others as in `fedavg`."""
     p = protection
     if p.level == "sample":
-        solver = LocalSolver(optimizer, (private(p.clip, p.multipliers, p.physical_batch_size),))
+        solver = LocalSolver(optimizer, p.private_gradient())
         return Algorithm("dp_fedavg", solver, mean(prior), apply(server_lr), protection=p)
     uplink = (clip_noise(p.clip, p.multipliers, p.adjacency),)
     return Algorithm("dp_fedavg", LocalSolver(optimizer), mean(prior), apply(server_lr), uplink, protection=p)

@@ -16,7 +16,6 @@ from fl_lightning.algorithms.algorithm import Algorithm, Protection
 from fl_lightning.algorithms.fedlaw import learned
 from fl_lightning.local.optimizers import LocalOptimizer
 from fl_lightning.local.solver import LocalSolver
-from fl_lightning.local.transforms import private
 from fl_lightning.server.aggregate import PriorWeights, by_samples
 from fl_lightning.server.learned import Proxy, side_by_side
 from fl_lightning.uplink.clip_noise import clip_noise
@@ -39,7 +38,7 @@ def dp_fedlaw(
     p, stack = protection, side_by_side(prior)
     rule = learned(proxy, proxy_lr, proxy_epochs, (proxy_beta1, proxy_beta2), step=proxy_lr_step, decay=proxy_lr_decay)
     if p.level == "sample":
-        solver = LocalSolver(optimizer, (private(p.clip, p.multipliers, p.physical_batch_size),))
+        solver = LocalSolver(optimizer, p.private_gradient())
         return Algorithm("dp_fedlaw", solver, stack, rule, protection=p)
     uplink = (clip_noise(p.clip, p.multipliers, p.adjacency),)
     return Algorithm("dp_fedlaw", LocalSolver(optimizer), stack, rule, uplink, protection=p)

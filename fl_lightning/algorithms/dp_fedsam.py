@@ -16,7 +16,7 @@ from typing import Literal
 from fl_lightning.algorithms.algorithm import Algorithm, Protection
 from fl_lightning.local.optimizers import LocalOptimizer
 from fl_lightning.local.solver import LocalSolver
-from fl_lightning.local.transforms import ascend_previous, private, sharpness_aware
+from fl_lightning.local.transforms import sharpness_aware
 from fl_lightning.server.aggregate import PriorWeights, by_samples, mean
 from fl_lightning.server.rules import apply
 from fl_lightning.uplink.clip_noise import clip_noise
@@ -34,7 +34,7 @@ def dp_fedsam(
     """Args: as in `fedsam` and `dp_fedavg`."""
     p = protection
     if p.level == "sample":
-        chain = (private(p.clip, p.multipliers, p.physical_batch_size), ascend_previous(rho))
+        chain = p.private_gradient(rho)
         return Algorithm("dp_fedsam", LocalSolver(optimizer, chain), mean(prior), apply(server_lr), protection=p)
     solver = LocalSolver(optimizer, (sharpness_aware(rho, variant),))
     uplink = (clip_noise(p.clip, p.multipliers, p.adjacency),)

@@ -19,9 +19,10 @@ from fl_lightning.algorithms.algorithm import Algorithm, Protection
 from fl_lightning.local.controls import control_along_path
 from fl_lightning.local.optimizers import LocalOptimizer
 from fl_lightning.local.solver import LocalSolver
-from fl_lightning.local.transforms import control_variate, private
+from fl_lightning.local.transforms import control_variate
 from fl_lightning.server.aggregate import mean, uniform
 from fl_lightning.server.controls import derived_change, with_control
+from fl_lightning.server.noise import everyone
 from fl_lightning.server.rules import apply
 from fl_lightning.uplink.clip_noise import clip_noise
 
@@ -40,7 +41,7 @@ def dp_scaffold(
     if p.level == "sample":
         return Algorithm(
             "dp_scaffold",
-            LocalSolver(optimizer, (private(p.clip, p.multipliers, p.physical_batch_size), control_variate())),
+            LocalSolver(optimizer, (*p.private_gradient(), control_variate())),
             mean(uniform),
             with_control(step, num_clients),
             measures=(control_along_path(lr),),
@@ -52,7 +53,7 @@ def dp_scaffold(
     return Algorithm(
         "dp_scaffold",
         LocalSolver(optimizer, (control_variate(),)),
-        mean(uniform),
+        mean(everyone),
         with_control(step, num_clients, derived_change(lr, max_local_steps)),
         uplink=(clip_noise(p.clip, p.multipliers, p.adjacency),),
         measures=(control_along_path(lr, max_local_steps, uploaded=False),),

@@ -25,7 +25,7 @@ from fl_lightning.algorithms.algorithm import Algorithm, Protection
 from fl_lightning.local.measures import GapAt, paper_scalars, private_gap, sharpness_gap
 from fl_lightning.local.optimizers import LocalOptimizer
 from fl_lightning.local.solver import LocalSolver
-from fl_lightning.local.transforms import ascend_previous, private, sam
+from fl_lightning.local.transforms import sam
 from fl_lightning.records import Message, ServerState
 from fl_lightning.server.aggregate import PriorWeights, by_samples, sharpness
 from fl_lightning.server.rules import apply
@@ -97,7 +97,7 @@ def sam_adpfl(
     rule = remember(apply(server_lr, gamma))
     rule = renyi.spend(rule) if renyi else rule
     if p.level == "sample":
-        solver = LocalSolver(optimizer, (private(p.clip, p.multipliers, p.physical_batch_size), ascend_previous(rho)))
+        solver = LocalSolver(optimizer, p.private_gradient(rho))
         release = gaussian_scalar("gap", sharp.bound, sharp.multiplier, unit="sample", adjacency=p.adjacency)
         measures = (private_gap(rho, sharp.bound),)
         return Algorithm("sam_adpfl", solver, aggregate, rule, (), measures, (release,), before, protection=p)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.algorithms.algorithm import Algorithm
-from fl_lightning.data.loading import poisson_rate, visit_plan
+from fl_lightning.data.loading import Sampling, sampled_share, visit_plan
 from fl_lightning.errors import FLError, PrivacyError
 from fl_lightning.local.solver import Batch, Context, Objective, SolverState
 from fl_lightning.records import ClientState, Message, Release, ServerState, Vector
@@ -30,12 +30,13 @@ class Schedule:
 
 @dataclass(frozen=True)
 class Visit:
-    """One client's turn in one round."""
+    """One client's turn in one round; `max_steps` is what its privacy budget allows, None for no such limit."""
 
     round: int
     client: int
     state: ClientState = field(default_factory=dict)
     terms: Terms = field(default_factory=dict)
+    max_steps: int | None = None
 
 
 class VisitObjective(Objective, Protocol):
@@ -75,6 +76,15 @@ class ClientSide:
     def private_samples(self) -> bool:
         return self.algorithm.protection.level == "sample"
 
+    @property
+    def sampling(self) -> Sampling:
+        """How a client's examples enter its steps."""
+        return self.algorithm.protection.sampling if self.private_samples else "shuffled"
+
+    def rate(self, samples: int) -> float:
+        """q, the share of a client's `samples` examples in a step."""
+        return sampled_share(samples, self.schedule.batch_size, self.sampling)
+
 
 @dataclass
 class OpenVisit:
@@ -96,8 +106,8 @@ def plan(side: ClientSide, visit: Visit) -> tuple[list[Tensor], int]:
         side.schedule.batch_size,
         side.schedule.local_epochs,
         generator(side.seed, "batches", visit.round, visit.client),
-        poisson=side.private_samples,
-        max_steps=side.schedule.max_steps,
+        sampling=side.sampling,
+        max_steps=_fewest(side.schedule.max_steps, visit.max_steps),
         merge_single=side.batch_norm,
     )
     return [shard[positions] for positions in batches], last
@@ -115,7 +125,7 @@ def open_visit(side: ClientSide, server: ServerState, visit: Visit) -> OpenVisit
         anchor=x,
         objective=side.objective,
         noise=generator(side.seed, "noise", visit.round, visit.client),
-        expected_batch=samples * poisson_rate(samples, side.schedule.batch_size) if samples else 1.0,
+        expected_batch=samples * side.rate(samples) if samples else 1.0,
         server={name: vector.to(device) for name, vector in server.extra.items()},
         state={name: vector.to(device) for name, vector in visit.state.items()},
         terms=visit.terms,
@@ -124,21 +134,29 @@ def open_visit(side: ClientSide, server: ServerState, visit: Visit) -> OpenVisit
     return OpenVisit(visit, x, ctx, batches, last, side.algorithm.solver.init(x))
 
 
+def _fewest(first: int | None, second: int | None) -> int | None:
+    given = [steps for steps in (first, second) if steps is not None]
+    return min(given) if given else None
+
+
 def _evenly(indices: Tensor, most: int) -> Sequence[Tensor]:
     """Parts of nearly equal length, none above `most`; none holds one example alone, unless there is only one."""
     return indices.tensor_split(max(1, -(-len(indices) // most)))
 
 
 def guard(side: ClientSide, opened: OpenVisit) -> None:
-    """At level "sample" every step must follow exactly one private gradient.
+    """At level "sample" every step must follow the private gradients that are declared for it, one or two.
 
     Raises:
         PrivacyError: the direction about to be stepped along was not privatised.
     """
-    if side.private_samples and opened.ctx.spent[0] != opened.solver.steps + 1:
+    if not side.private_samples:
+        return
+    each = side.algorithm.protection.releases_per_step
+    if (found := opened.ctx.spent[0] - each * opened.solver.steps) != each:
         raise PrivacyError(
             f"client {opened.visit.client}, round {opened.visit.round}: step {opened.solver.steps + 1} follows "
-            f"{opened.ctx.spent[0] - opened.solver.steps} private gradients, it must follow exactly one; "
+            f"{found} private gradients, it must follow exactly {'one' if each == 1 else each}; "
             "put `private` first in the solver's transforms"
         )
 
@@ -162,9 +180,8 @@ def close_visit(side: ClientSide, opened: OpenVisit) -> Message:
     samples = len(side.shards[visit.client])
     releases: tuple[Release, ...] = ()
     if side.private_samples and state.steps:
-        rate = poisson_rate(samples, side.schedule.batch_size)
         shield, covers = side.algorithm.protection, side.algorithm.derived
-        releases = (shield.gradient_release(visit.client, rate, state.steps, visit.terms, covers),)
+        releases = (shield.gradient_release(visit.client, side.rate(samples), state.steps, visit.terms, covers),)
     message = Message(
         client=visit.client,
         num_samples=samples,
@@ -176,6 +193,11 @@ def close_visit(side: ClientSide, opened: OpenVisit) -> Message:
         state=kept,
         oracle={} if state.train_loss is None else {"train_loss": state.train_loss},
     )
+    return _announced(side, visit, message)
+
+
+def _announced(side: ClientSide, visit: Visit, message: Message) -> Message:
+    """The message after its announcements, and after its uplink where there is nothing to agree on first."""
     noise = generator(side.seed, "announce", visit.round, visit.client)
     message = send(message, side.algorithm.announcements, noise, visit.terms)
     return message if side.algorithm.agree else uplinked(side, visit.round, message, visit.terms)
@@ -188,24 +210,37 @@ def uplinked(side: ClientSide, round: int, message: Message, terms: Terms) -> Me
     return send(message, side.algorithm.uplink, generator(side.seed, "uplink", round, message.client), terms)
 
 
-def protect(side: ClientSide, server: ServerState, messages: Sequence[Message]) -> list[Message]:
+def protect(
+    side: ClientSide, server: ServerState, visits: Sequence[Visit], messages: Sequence[Message]
+) -> list[Message]:
     """Clients that have announced agree on terms with the server, and send their updates under them."""
     if side.algorithm.agree is None:
         return list(messages)
-    terms = side.algorithm.agree(server, messages)
-    round = server.round + 1
-    return [uplinked(side, round, message, terms.get(message.client, {})) for message in messages]
+    agreed = side.algorithm.agree(server, messages)
+    known = {visit.client: visit.terms for visit in visits}
+    return [uplinked(side, server.round + 1, m, {**known[m.client], **agreed.get(m.client, {})}) for m in messages]
 
 
 def untrained(side: ClientSide, visit: Visit, server: ServerState) -> Message:
-    """The message of a client that has no batch to train on: zero steps, so it weighs nothing."""
-    return Message(
+    """The message of a client that has no batch to train on.
+
+    It weighs nothing, but where the whole client is protected: whether it holds data is private then, so it sends a
+    zero update through its uplink like any other.
+    """
+    still = torch.zeros_like(server.w)
+    message = Message(
         client=visit.client,
         num_samples=len(side.shards[visit.client]),
         steps=0,
-        vectors={"delta": torch.zeros_like(server.w)},
+        vectors={"delta": still},
         buffers=dict(server.buffers),
     )
+    shield = side.algorithm.protection
+    if shield.unit != "client":
+        return message
+    if shield.level == "model":
+        message = replace(message, vectors={"delta": still, "model": still})
+    return _announced(side, visit, message)
 
 
 def has_batch_norm(model: torch.nn.Module) -> bool:

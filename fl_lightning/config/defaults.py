@@ -56,7 +56,7 @@ def default_level(algorithm: Any) -> str:
 
 def default_weighting(level: Any, algorithm: Any) -> str:
     """Uniform where the number of a client's samples is itself private, or where the paper's mean has no weights."""
-    return "uniform" if level == "update" or algorithm in EVEN_ALGORITHMS else "samples"
+    return "uniform" if level in ("update", "model") or algorithm in EVEN_ALGORITHMS else "samples"
 
 
 def complete(raw: Mapping[str, Any]) -> dict[str, Any]:
@@ -78,7 +78,7 @@ def complete(raw: Mapping[str, Any]) -> dict[str, Any]:
         _fill(algorithm["aggregate"], "weighting", default_weighting(level, name))
         if name in PROXY_ALGORITHMS and isinstance(whole["data"], dict):
             _fill(algorithm["aggregate"], "proxy_lr", default_proxy_lr(whole["data"]["name"]))
-    if isinstance(privacy, dict) and level in ("sample", "update"):
+    if isinstance(privacy, dict) and level in ("sample", "update", "model"):
         if privacy.get("noise_multiplier") is None:
             _fill(privacy, "target_epsilon", DEFAULT_TARGET_EPSILON)
         if name == "sam_adpfl" and privacy.get("mode") == "paper":
@@ -88,6 +88,12 @@ def complete(raw: Mapping[str, Any]) -> dict[str, Any]:
             _fill(algorithm["sharpness"], "statistics", "lagged" if level == "sample" else "current")
         if level == "sample" and name in SAM_ALGORITHMS:
             _fill(privacy, "ascent", "previous")
+        if level == "sample" and privacy.get("sampling") == "without_replacement":
+            _fill(privacy, "adjacency", "replace_one")
+        if level in ("update", "model") and privacy.get("sampling") == "poisson":
+            _fill(privacy, "adjacency", "add_remove")
+        if level == "update" and privacy.get("clip_bound") == "quantile":
+            _fill(privacy, "quantile", {})
     return whole
 
 

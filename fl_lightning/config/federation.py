@@ -6,6 +6,8 @@ from pydantic import Field
 
 from fl_lightning.config.numbers import AbsolutePath, Count, Name, Section, Share, TrackingUri
 
+DEFAULT_CHECKPOINT_EVERY = 5
+
 
 class Federation(Section):
     """`fl.*`: who takes part, how often, and for how long a client trains."""
@@ -24,6 +26,11 @@ class Federation(Section):
     )
     batch_size: Count = Field(default=32, description="B, samples in a minibatch; the last may be short")
     eval_every: Count = Field(default=1, description="evaluate every so many rounds, and after the last")
+    checkpoint_every: Count | None = Field(
+        default=None,
+        description="write a checkpoint every so many rounds, for `fl-lightning resume`; 5 when not given; only runs "
+        "that are tracked have one",
+    )
     cohort_schedule: AbsolutePath | None = Field(
         default=None, description="JSON file with one list of clients per round, replayed instead of sampling"
     )

@@ -22,7 +22,7 @@ from fl_lightning.config.index import (
     value_at,
     variant,
 )
-from fl_lightning.config.numbers import to_float
+from fl_lightning.config.numbers import LARGEST, LONGEST, to_float
 from fl_lightning.config.plugins import FAULT
 from fl_lightning.plugins.loading import is_reference
 
@@ -139,11 +139,15 @@ def _fault(detail: Any, root: type[BaseModel], raw: Mapping[str, Any], prefix: s
 
 def _needs(field: FieldInfo, value: Any) -> str:
     try:
-        infinite = math.isinf(to_float(value))
+        size = abs(to_float(value))
     except ValueError:
-        infinite = False
+        size = 0.0
     words = describe(field)
-    return words.replace("a number", "a finite number", 1) if infinite else words
+    if math.isinf(size):
+        return words.replace("a number", "a finite number", 1)
+    if "a whole number" in words:
+        return f"{words}, at most {LONGEST}" if size > LONGEST and "<" not in words else words
+    return f"{words}, at most {LARGEST:g}" if size > LARGEST else words
 
 
 def _because(root: type[BaseModel], key: str, raw: Mapping[str, Any]) -> str:

@@ -81,14 +81,30 @@ def to_tracking_uri(value: Any) -> Any:
     return str(to_path(value)) if is_path else value
 
 
+LARGEST = 1e30
+"""The largest magnitude of a setting, which a 32-bit number can still hold."""
+
+
 def _finite(value: float) -> float:
     if math.isinf(value):
         raise ValueError("needs a finite number")
+    if abs(value) > LARGEST:
+        raise ValueError(f"needs a number of at most {LARGEST:g}")
+    return value
+
+
+LONGEST = 2**31 - 1
+"""The largest count: what a 32-bit index can hold."""
+
+
+def _countable(value: int) -> int:
+    if value > LONGEST:
+        raise ValueError(f"needs a whole number of at most {LONGEST}")
     return value
 
 
 Int = Annotated[int, BeforeValidator(to_int)]
-Count = Annotated[Int, Field(ge=1)]
+Count = Annotated[Int, AfterValidator(_countable), Field(ge=1)]
 Seed = Annotated[Int, Field(ge=0, le=2**63 - 1)]
 
 Real = Annotated[float, BeforeValidator(to_float), AfterValidator(_finite)]

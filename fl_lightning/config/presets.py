@@ -81,6 +81,8 @@ def read_yaml(file: Path) -> dict[str, Any]:
         raise ConfigError(f"{file}: cannot be read: {error.strerror or error}; check the path") from None
     except (yaml.YAMLError, OmegaConfBaseException, UnicodeDecodeError) as error:
         raise ConfigError(f"{file}: is not valid YAML: {' '.join(str(error).split())}") from None
+    except RecursionError:
+        raise ConfigError(f"{file}: a YAML alias in it contains itself; write the value out") from None
     if not isinstance(content, Mapping):
         raise ConfigError(f"{file}: needs a mapping of keys to values, found a {type(content).__name__}")
     for key in content:

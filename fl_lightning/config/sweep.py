@@ -18,7 +18,7 @@ from fl_lightning.config.defaults import TAG_OF_SECTION
 from fl_lightning.config.faults import Fault, InvalidConfig
 from fl_lightning.config.index import all_keys, is_open_key, key_names
 from fl_lightning.config.messages import translate, unknown_key
-from fl_lightning.config.numbers import Count, Name, NonNegative, Positive, Section, Seed, to_path
+from fl_lightning.config.numbers import Count, Name, NonNegative, Positive, Real, Section, Seed, to_path
 from fl_lightning.config.overrides import parse_overrides, parse_value
 from fl_lightning.config.presets import options, preset_file, read_yaml, user_folder
 from fl_lightning.config.schema import RunConfig
@@ -30,6 +30,24 @@ class Resources(Section):
 
     cpu: Positive = Field(default=1.0, description="CPU cores per trial")
     gpu: NonNegative = Field(default=0.0, description="GPUs per trial")
+
+
+class Selection(Section):
+    """How many random trials there are, where choosing the best of them is itself accounted for.
+
+    N. Papernot, T. Steinke, Hyperparameter tuning with Renyi differential privacy, ICLR 2022,
+    https://arxiv.org/abs/2110.03620: the number of trials is drawn from a distribution, and the best one's epsilon is
+    larger than that of one trial by little. A fixed number of trials has no such bound. The trials must be independent,
+    so each draws its hyper-parameters and a seed of its own from the sweep's one seed.
+    """
+
+    distribution: Literal["none", "poisson", "geometric", "logarithmic", "negative_binomial"] = Field(
+        default="none", description="of the number of trials; none: sweep.num_samples, and tuning is not accounted for"
+    )
+    mean: Positive | None = Field(default=None, description="expected number of trials")
+    eta: Real | None = Field(
+        default=None, description="shape of negative_binomial, > -1; 1 is geometric, 0 logarithmic, which have no eta"
+    )
 
 
 class SweepConfig(Section):
@@ -49,6 +67,10 @@ class SweepConfig(Section):
     )
     overrides: tuple[str, ...] = Field(default=(), description="overrides of every trial, as on the command line")
     num_samples: Count = Field(default=1, description="draws from the random axes for each grid cell")
+    selection: Selection = Field(default=Selection(), description="a random number of trials, to account for tuning")
+    skip_hopeless: bool = Field(
+        default=False, description="leave out private cells whose plan says that noise buries the signal"
+    )
     max_concurrent: Count | None = Field(default=None, description="trials at a time; null: what fits")
     resources: Resources = Field(default=Resources(), description="what one trial reserves")
     metric: Name = Field(default="test_accuracy", description="what makes a trial the best")
@@ -63,7 +85,7 @@ class SweepConfig(Section):
             super().__init__(**raw)
         except ValidationError as error:
             raise InvalidConfig(translate(error, SweepConfig, raw, prefix="sweep.")) from None
-        if faults := [*_sweep_faults(self), *_settings_faults(self)]:
+        if faults := [*_sweep_faults(self), *_selection_faults(self), *_settings_faults(self)]:
             raise InvalidConfig(faults)
 
     @property
@@ -84,6 +106,39 @@ def _sweep_faults(sweep: SweepConfig) -> Iterator[Fault]:
     for section, tag in TAG_OF_SECTION.items():
         if section in sweep.space and f"{section}.{tag}" in sweep.space:
             yield Fault(f"sweep.space.{section}.{tag}", f"contradicts sweep.space.{section}; keep one of the two")
+
+
+def _selection_faults(sweep: SweepConfig) -> Iterator[Fault]:
+    chosen, at = sweep.selection, "sweep.selection"
+    if sweep.skip_hopeless and any(axis.is_random for axis in sweep.space.values()):
+        yield Fault("sweep.skip_hopeless", "needs an axis of kind grid only: what is drawn later has no plan yet", True)
+    for key in ("mean", "eta"):
+        wanted = chosen.distribution != "none" if key == "mean" else chosen.distribution == "negative_binomial"
+        value = getattr(chosen, key)
+        if value is not None and not wanted:
+            yield Fault(f"{at}.{key}", f"would be ignored with distribution={chosen.distribution}; remove it", value)
+        if value is None and wanted:
+            yield Fault(f"{at}.{key}", f"is needed with distribution={chosen.distribution}; set it, for example to 10")
+    if chosen.distribution == "none":
+        return
+    if chosen.mean is not None and chosen.mean <= 1 and chosen.distribution != "poisson":
+        yield Fault(f"{at}.mean", f"needs a number > 1 with distribution={chosen.distribution}", chosen.mean)
+    if chosen.eta is not None and chosen.eta <= -1:
+        yield Fault(f"{at}.eta", "needs a number > -1", chosen.eta)
+    if sweep.num_samples > 1:
+        yield Fault("sweep.num_samples", f"would be ignored: {at} draws the number of trials", sweep.num_samples)
+    if grid := next((key for key, axis in sweep.space.items() if not axis.is_random), None):
+        yield Fault(
+            f"{at}.distribution",
+            f"needs random axes only, for each trial must be drawn alike; make sweep.space.{grid} a choice",
+            chosen.distribution,
+        )
+    elif not sweep.space:
+        yield Fault(f"{at}.distribution", "needs a random axis to draw from", chosen.distribution)
+    if len(sweep.seeds) > 1:
+        yield Fault(
+            f"{at}.distribution", f"needs one seed, found {len(sweep.seeds)} in sweep.seeds", chosen.distribution
+        )
 
 
 def _settings_faults(sweep: SweepConfig) -> Iterator[Fault]:
@@ -125,7 +180,10 @@ def load_sweep(arguments: Sequence[str], *, config_dir: Path | str | None = None
     raw: dict[str, Any] = {}
     if names:
         file = _sweep_file(names[-1], own_presets)
-        raw = {"name": file.stem, **read_yaml(file)}
+        content = read_yaml(file)
+        if not content and not changes:
+            raise ConfigError(f"{file}: is empty, so the sweep would vary nothing; see `fl-lightning sweep --help`")
+        raw = {"name": file.stem, **content}
     elif not any(item.startswith("space.") for item in changes):
         raise ConfigError(
             f"sweep: name one, sweep=NAME or sweep=FILE.yaml (options: {', '.join(options('sweep', own_presets))})"

@@ -35,6 +35,8 @@ class KnownSet:
     split: str = ""
     sources: tuple[Source, ...] = ()
     """In order of preference."""
+    train: int = 0
+    """How many training images it has."""
 
     @property
     def num_classes(self) -> int:
@@ -53,9 +55,17 @@ _EMNIST_FILES = tuple(f"emnist-digits-{file.replace('t10k', 'test')}" for file i
 _CIFAR_BATCHES = (*(f"data_batch_{i}" for i in range(1, 6)), "test_batch", "batches.meta")
 
 _SETS = (
-    KnownSet("digits", "scikit-learn digits", (1, 8, 8), _DIGITS, (0.3053,), (0.3760,)),
+    KnownSet("digits", "scikit-learn digits", (1, 8, 8), _DIGITS, (0.3053,), (0.3760,), train=1438),
     KnownSet(
-        "mnist", "MNIST", (1, 28, 28), _DIGITS, (0.1307,), (0.3081,), torchvision="MNIST", sources=_idx_sources("MNIST")
+        "mnist",
+        "MNIST",
+        (1, 28, 28),
+        _DIGITS,
+        (0.1307,),
+        (0.3081,),
+        torchvision="MNIST",
+        sources=_idx_sources("MNIST"),
+        train=60_000,
     ),
     KnownSet(
         "fashion_mnist",
@@ -66,6 +76,7 @@ _SETS = (
         (0.3530,),
         torchvision="FashionMNIST",
         sources=_idx_sources("FashionMNIST"),
+        train=60_000,
     ),
     KnownSet(
         "emnist_digits",
@@ -81,6 +92,7 @@ _SETS = (
             Source(tuple(f"EMNIST/raw/{file}" for file in _EMNIST_FILES), packed=False),
             Source(("EMNIST/raw/gzip.zip",), packed=True),
         ),
+        train=240_000,
     ),
     KnownSet(
         "cifar10",
@@ -95,6 +107,7 @@ _SETS = (
             Source(tuple(f"cifar-10-batches-py/{batch}" for batch in _CIFAR_BATCHES), packed=False),
             Source(("cifar-10-python.tar.gz",), packed=True),
         ),
+        train=50_000,
     ),
 )
 

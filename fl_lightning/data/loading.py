@@ -4,9 +4,13 @@ The plan of a visit is a pure function of (seed, round, client), so any engine a
 """
 
 from collections.abc import Sequence
+from typing import Literal
 
 import torch
 from torch import Tensor
+
+Sampling = Literal["shuffled", "poisson", "without_replacement", "full"]
+"""How a client's examples enter its steps. The last three are what an accountant knows."""
 
 
 def shuffled_epoch(num_samples: int, batch_size: int, rng: torch.Generator, merge_single: bool = False) -> list[Tensor]:
@@ -38,9 +42,17 @@ def poisson_epoch(num_samples: int, batch_size: int, rng: torch.Generator) -> li
     return [(torch.rand(num_samples, generator=rng) < rate).nonzero().flatten() for _ in range(steps)]
 
 
-def steps_per_epoch(num_samples: int, batch_size: int) -> int:
-    """ceil(n/B), the steps of one local epoch."""
-    return -(-num_samples // batch_size)
+def drawn_epoch(num_samples: int, batch_size: int, rng: torch.Generator) -> list[Tensor]:
+    """ceil(n/B) batches of exactly min(B, n) examples, each drawn anew without replacement."""
+    if not num_samples:
+        return []
+    steps = steps_per_epoch(num_samples, batch_size)
+    return [torch.randperm(num_samples, generator=rng)[:batch_size] for _ in range(steps)]
+
+
+def steps_per_epoch(num_samples: int, batch_size: int, sampling: Sampling = "poisson") -> int:
+    """The steps of one local epoch: ceil(n/B), or 1 where every step takes all examples."""
+    return -(-num_samples // batch_size) if sampling != "full" else min(1, num_samples)
 
 
 def visit_plan(
@@ -49,7 +61,7 @@ def visit_plan(
     epochs: int,
     rng: torch.Generator,
     *,
-    poisson: bool = False,
+    sampling: Sampling = "shuffled",
     max_steps: int | None = None,
     merge_single: bool = False,
 ) -> tuple[list[Tensor], int]:
@@ -61,11 +73,14 @@ def visit_plan(
     batches: list[Tensor] = []
     last = 0
     for _ in range(epochs):
-        epoch = (
-            poisson_epoch(num_samples, batch_size, rng)
-            if poisson
-            else shuffled_epoch(num_samples, batch_size, rng, merge_single)
-        )
+        if sampling == "shuffled":
+            epoch = shuffled_epoch(num_samples, batch_size, rng, merge_single)
+        elif sampling == "poisson":
+            epoch = poisson_epoch(num_samples, batch_size, rng)
+        elif sampling == "without_replacement":
+            epoch = drawn_epoch(num_samples, batch_size, rng)
+        else:
+            epoch = [torch.arange(num_samples)] if num_samples else []
         if max_steps is not None:
             epoch = epoch[: max_steps - len(batches)]
         if not epoch:
@@ -75,9 +90,16 @@ def visit_plan(
     return batches, last
 
 
-def planned_steps(num_samples: int, batch_size: int, epochs: int, max_steps: int | None) -> int:
-    """How many steps `visit_plan` will take for a client of n examples under Poisson sampling."""
-    steps = epochs * steps_per_epoch(num_samples, batch_size)
+def sampled_share(num_samples: int, batch_size: int, sampling: Sampling) -> float:
+    """q, the share of a client's examples in a step, in expectation: min(1, B/n), or 1 under "full"."""
+    return 1.0 if sampling == "full" else poisson_rate(num_samples, batch_size)
+
+
+def planned_steps(
+    num_samples: int, batch_size: int, epochs: int, max_steps: int | None, sampling: Sampling = "poisson"
+) -> int:
+    """How many steps `visit_plan` will take for a client of n examples under a private sampling."""
+    steps = epochs * steps_per_epoch(num_samples, batch_size, sampling)
     return steps if max_steps is None else min(steps, max_steps)
 
 

@@ -17,6 +17,7 @@ from torch.nn import functional as F
 
 from fl_lightning.errors import FLError
 from fl_lightning.local.solver import Batch
+from fl_lightning.local.transforms import TINY
 from fl_lightning.records import Vector
 from fl_lightning.vector import ParamLayout
 
@@ -134,6 +135,23 @@ class ModelObjective:
         rows, losses = self._opacus(inputs, labels) if self.per_sample == "opacus" else self._vmap(inputs, labels)
         self._parts.append(losses.detach())
         return rows
+
+    def per_sample_ascent_gradients(self, w: Vector, batch: Batch, rho: float) -> Tensor:
+        # Opacus' hooks and torch.func exclude each other on one module, so both passes go through torch.func.
+        self.model.train()
+        self._write(w)
+        rows, losses = self._vmap(*batch) if len(batch[1]) else (w.new_zeros((0, self.layout.size)), None)
+        if losses is not None:
+            self._parts.append(losses.detach())
+        ascended = w + rows * (rho / (torch.linalg.vector_norm(rows, dim=1, keepdim=True) + TINY))
+        if not len(rows):
+            return rows
+
+        def loss_of(point: Vector, x: Tensor, y: Tensor) -> Tensor:
+            logits = torch.func.functional_call(self.model, dict(self.layout.views(point)), (x.unsqueeze(0),))
+            return F.cross_entropy(logits, y.unsqueeze(0))
+
+        return torch.func.vmap(torch.func.grad(loss_of))(ascended, *batch)
 
     def evaluate(self, w: Vector, buffers: Mapping[str, Tensor], batches: "list[Batch]") -> tuple[float, float] | None:
         """(mean loss, accuracy) over batches in evaluation mode; None when they hold no example."""

@@ -35,6 +35,10 @@ class Objective(Protocol):
         """The gradient of each example's loss, [B, d]; [0, d] for an empty batch."""
         ...
 
+    def per_sample_ascent_gradients(self, w: Vector, batch: Batch, rho: float) -> Tensor:
+        """g_i(w + rho g_i(w)/||g_i(w)||) of each example, every one at its own ascended point, [B, d]."""
+        ...
+
     def loss(self, w: Vector, batch: Batch) -> Tensor:
         """F(w; xi), without gradient and without touching buffers."""
         ...

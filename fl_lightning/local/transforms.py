@@ -19,9 +19,13 @@ from torch import Tensor
 
 from fl_lightning.local.solver import Batch, Context, GradFn, GradTransform
 from fl_lightning.records import Vector
+from fl_lightning.rng import gaussian
 
 TINY = 1e-12
 """Keeps e = rho g / (||g|| + TINY) at zero for a zero gradient."""
+
+HUGE = 1e18
+"""A norm that is no longer clipped but counts as not finite."""
 
 
 def ascent(rho: float, g: Vector) -> Vector:
@@ -81,22 +85,21 @@ def ascend_previous(rho: float) -> GradTransform:
     return transform
 
 
-def clipped_sum(gradients: Tensor, clip: float) -> Vector:
+def clipped_sum(gradients: Tensor, clip: float, layers: Sequence[slice] = ()) -> Vector:
     """sum_i g_i min(1, clip/||g_i||) over the rows of [B, d]; the zero vector for no rows.
 
-    A row with a value that is not finite counts as zero, or it would show through any noise.
+    With `layers`, slices that part the d coordinates, each layer l of a row is clipped to clip / sqrt(len(layers)) by
+    itself, so that the whole row still has norm at most `clip`. A row of norm above 1e18, or with a value that is not
+    finite, counts as zero: no 32-bit factor could clip it, and it would show through any noise.
     """
-    norms = torch.linalg.vector_norm(gradients, dim=1)
-    finite = torch.isfinite(norms)
+    norms = torch.linalg.vector_norm(gradients, dim=1, dtype=torch.float64)  # 32 bits would lose some of 10^7 squares
+    finite = norms < HUGE  # also False for what is no number
     if not finite.all() and clip < float("inf"):
         gradients = torch.where(finite.unsqueeze(1), gradients, 0.0)
         norms = torch.where(finite, norms, 0.0)
-    return (clip / norms).clamp_max(1.0) @ gradients
-
-
-def gaussian(like: Vector, std: float, noise: torch.Generator) -> Vector:
-    """N(0, std^2 I) of `like`'s shape, type and device, always drawn on the CPU so that devices agree."""
-    return torch.randn(like.shape, generator=noise, dtype=like.dtype).mul_(std).to(like.device)
+    if layers:
+        return torch.cat([clipped_sum(gradients[:, part], clip / len(layers) ** 0.5) for part in layers])
+    return (clip / norms).clamp_max(1.0).to(gradients.dtype) @ gradients
 
 
 def control_variate() -> GradTransform:
@@ -115,7 +118,13 @@ def control_variate() -> GradTransform:
     return transform
 
 
-def private(clip: float, multipliers: Sequence[float], physical_batch_size: int | None = None) -> GradTransform:
+def private(
+    clip: float,
+    multipliers: Sequence[float],
+    physical_batch_size: int | None = None,
+    layers: Sequence[slice] = (),
+    ascent_radius: float | None = None,
+) -> GradTransform:
     """DP-SGD's gradient: each example clipped, Gaussian noise on the sum, a constant denominator.
 
     An empty Poisson batch is released like any other: noise alone.
@@ -124,22 +133,29 @@ def private(clip: float, multipliers: Sequence[float], physical_batch_size: int 
         clip: C > 0, the L2 bound of one example's gradient.
         multipliers: z_k = noise std / C of each client k.
         physical_batch_size: most rows of [B, d] held at once; a larger batch is summed in parts.
+        layers: clip each of these parts of the vector to C / sqrt(parts) by itself.
+        ascent_radius: rho, where each example's gradient is taken at its own w + rho g_i/||g_i||: one example then
+            moves nothing but its own clipped row.
 
-    Where the round's terms name a "clip" or a "noise_factor" >= 1, they take the place of C and multiply z_k.
+    Where the round's terms name a "clip" or a "noise_factor" >= 1, they take the place of C and multiply z_k; a
+    "schedule" is a factor of z_k known before the run, which the ledger counts.
     """
 
     def transform(grad: GradFn, ctx: Context) -> GradFn:
+        def rows(w: Vector, part: Batch) -> Tensor:
+            if ascent_radius is None:
+                return ctx.objective.per_sample_gradients(w, part)
+            return ctx.objective.per_sample_ascent_gradients(w, part, ascent_radius)
+
         def private_gradient(w: Vector, batch: Batch) -> Vector:
             inputs, labels = batch
-            rows = physical_batch_size or max(1, len(labels))
+            most = physical_batch_size or max(1, len(labels))
             total = torch.zeros_like(w)
-            bound = ctx.terms.get("clip", clip)
-            std = (
-                multipliers[ctx.client] * ctx.terms.get("noise_factor", 1.0) * bound if multipliers[ctx.client] else 0.0
-            )
-            for start in range(0, len(labels), rows):
-                part = inputs[start : start + rows], labels[start : start + rows]
-                total += clipped_sum(ctx.objective.per_sample_gradients(w, part), bound)
+            bound, z = ctx.terms.get("clip", clip), multipliers[ctx.client] * ctx.terms.get("schedule", 1.0)
+            std = z * ctx.terms.get("noise_factor", 1.0) * bound if z else 0.0
+            for start in range(0, len(labels), most):
+                part = inputs[start : start + most], labels[start : start + most]
+                total += clipped_sum(rows(w, part), bound, layers)
             ctx.spent[0] += 1
             if std:
                 total += gaussian(w, std, ctx.noise)

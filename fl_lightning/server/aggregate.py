@@ -100,7 +100,10 @@ def fold(messages: Sequence[Message], weights: Sequence[float]) -> Aggregate:
         why = "no client of the cohort trained on any data" if idle else "no client's upload has a weight"
         return Aggregate(vectors={}, weights=(), notes=(f"no update: {why}",))
     counted = [(m, lam) for m, lam in zip(messages, weights, strict=True) if lam > 0]
-    skipped = tuple(f"client {m.client} took no step and weighs 0" for m in messages if not m.steps)
+    pairs = zip(messages, weights, strict=True)
+    skipped = tuple(
+        f"client {m.client} took no step and weighs 0" for m, lam in pairs if not (m.steps or lam or m.releases)
+    )
     vectors = {name: _weighted([(m.vectors[name], lam) for m, lam in counted]) for name in counted[0][0].vectors}
     return Aggregate(vectors, tuple(weights), fold_buffers([(m.buffers, lam) for m, lam in counted]), skipped)
 

@@ -20,16 +20,17 @@ def gaussian_scalar(
 ) -> UplinkStage:
     """Releases scalar `name` with Gaussian noise of std `multiplier` times its sensitivity.
 
-    At unit "client" the value is clipped to [0, bound] here and its sensitivity is `bound`. At unit "sample" it is a
+    At unit "client" the value is clipped to [0, bound] here and its sensitivity is `bound`; a client that has none
+    sends noise around 0, for whether it could measure one is private. At unit "sample" it is a
     mean over n_k examples of values in [0, bound], so its sensitivity is bound / n_k for the public n_k.
     """
 
     def encode(message: Message, noise: torch.Generator, terms: Terms) -> Message:
-        if name not in message.scalars:
+        if name not in message.scalars and unit == "sample":
             return message
         sensitivity = bound if unit == "client" else bound / message.num_samples
         std = multiplier * sensitivity
-        value = clipped(message.scalars[name], bound) + std * _normal(noise)
+        value = clipped(message.scalars.get(name, 0.0), bound) + std * _normal(noise)
         release = Release("gaussian", unit, sensitivity, std, adjacency=adjacency, covers=(name,))
         return replace(message, scalars={**message.scalars, name: value}, releases=(*message.releases, release))
 

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from fl_lightning.config.algorithms import DP_ALGORITHMS
-from fl_lightning.config.rules import NON_PRIVATE
+from fl_lightning.config.protection import NON_PRIVATE
 from fl_lightning.verify.federations import ENGINES, Settings, largest, models_of, worst
 from fl_lightning.verify.table import Check, Found
 
