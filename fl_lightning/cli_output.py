@@ -20,6 +20,8 @@ def check_output(path: Path | None) -> Path | None:
     """
     if path is None:
         return None
+    if str(path) == "-":
+        raise ConfigError("--output=-: needs a file, for standard output carries the progress; give one")
     file = Path(os.path.realpath(path.expanduser()))
     if file.exists() and not file.is_file() and not file.is_dir():
         raise ConfigError(f"--output={path}: is a device or a pipe, which would be replaced; give a file's name")

@@ -52,6 +52,11 @@ def measured(prepared: Prepared, start: Federation) -> tuple[Prepared, Mapping[s
     return _clipped_at(prepared, clip), {**found, "note": note}
 
 
+def clipped_as(prepared: Prepared, threshold: Mapping[str, Any] | None) -> Prepared:
+    """The run at a threshold that was measured before it was interrupted; None changes nothing."""
+    return prepared if threshold is None else _clipped_at(prepared, float(threshold["threshold"]))
+
+
 def unclipped_norms(prepared: Prepared, start: Federation) -> list[float]:
     """||Delta_i^t|| of every visit with at least one step, round by round in cohort order, without clipping."""
     free = _clipped_at(prepared, math.inf)

@@ -1,25 +1,34 @@
 """One run from its configuration to its result: `fl-lightning run`, a sweep's trial and the Python API are this."""
 
-import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from fl_lightning.analysis.norms import LAB_NOTE, ClippingLab
+from fl_lightning.artifacts import keep_account, keep_manifest, keep_norms, paper_of, span, terms
 from fl_lightning.build import Prepared, prepare
-from fl_lightning.clip_threshold import measured
+from fl_lightning.canaries import arm
+from fl_lightning.checkpoint import Progress, load, save
+from fl_lightning.clip_threshold import clipped_as, measured
 from fl_lightning.config import RunConfig
-from fl_lightning.federation import Federation, fit, initial
-from fl_lightning.privacy import Ledger, statement, summary
-from fl_lightning.records import Message, Observer, RoundRecord, RunResult, weights_sha256
+from fl_lightning.config.adaptive import SamAdpfl
+from fl_lightning.config.federation import DEFAULT_CHECKPOINT_EVERY
+from fl_lightning.errors import CheckpointError, PrivacyError
+from fl_lightning.federation import Bystanders, Federation, fit, initial
+from fl_lightning.foreseen import Budget, budget_of
+from fl_lightning.privacy import Ledger, summary
+from fl_lightning.privacy.audit import AuditResult
+from fl_lightning.privacy.readings import readings
+from fl_lightning.records import Message, Observer, Release, RoundRecord, RunResult, weights_sha256
 from fl_lightning.tracking import RunTracker, resolve_uri, tracked
 
 PRIVATE, NOT_PRIVATE = "PRIVATE", "NOT PRIVATE"
-TRUST_MODEL = "local"
 
 
 def run(
@@ -66,19 +75,72 @@ def run(
             return _train(prepared, tracker, observers)
 
 
-def _train(prepared: Prepared, tracker: RunTracker | None, observers: Sequence[Observer]) -> RunResult:
+def resume(
+    run_id: str, *, uri: str | None = None, observers: Sequence[Observer] = (), folder: Path | None = None
+) -> RunResult:
+    """Continues a run that was stopped or killed from its last checkpoint, in the same MLflow run.
+
+    The result is that of the undisturbed run, bit for bit on the same device: weights, curves and epsilon.
+
+    Args:
+        run_id: MLflow's id of the run.
+        uri: `tracking.uri`; None: see `resolve_uri`.
+        observers: as in `run`.
+        folder: of the checkpoint; None: where the run says that it keeps it.
+
+    Raises:
+        CheckpointError: the run is unknown, finished or still running, or its checkpoint cannot be used.
+        FLError: as `run`.
+    """
+    with _one_thread():
+        tracker = RunTracker(resolve_uri(uri))
+        place = tracker.reopen(run_id)
+        stored = load(folder or place)
+        config = RunConfig(**stored.config)
+        prepared = prepare(config)
+        if prepared.partition.sha256 != stored.partition_sha256:
+            raise CheckpointError(
+                f"run {run_id}: its data were dealt out differently (partition {stored.partition_sha256[:12]} then, "
+                f"{prepared.partition.sha256[:12]} now); resume with the data set and the version it began with"
+            )
+        progress = stored.progress
+        if config.privacy.level != "none":
+            progress.ledger = _new_ledger(prepared)
+            progress.ledger.load_state_dict(stored.ledger, plan=_unchanging(prepared, progress.federation.server.round))
+        tracker.restart()
+        with tracked(tracker):
+            return _train(prepared, tracker, observers, progress)
+
+
+def _new_ledger(prepared: Prepared) -> Ledger:
+    shield = prepared.algorithm.protection
+    return Ledger(unit=shield.unit, delta=shield.delta, adjacency=shield.adjacency)
+
+
+def _unchanging(prepared: Prepared, rounds: int) -> dict[int, list[Release]] | None:
+    """The releases of every client's next visit, where they must be those of its last; None where they adapt."""
+    plan, privacy, noise = prepared.releases, prepared.config.privacy, prepared.noise
+    moving = getattr(privacy, "clip_bound", "fixed") == "quantile" or getattr(privacy, "noise_decay", 1.0) < 1
+    if plan is None or moving or isinstance(prepared.config.algorithm, SamAdpfl):
+        return None
+    return {k: plan.visit(k, rounds + 1, noise.multipliers[k], noise.scalar) for k in range(len(plan.sizes))}
+
+
+def _train(
+    prepared: Prepared,
+    tracker: RunTracker | None,
+    observers: Sequence[Observer],
+    progress: Progress | None = None,
+) -> RunResult:
     config, objective = prepared.config, prepared.objective
     watching: list[Observer] = [*([tracker] if tracker is not None else []), *observers]
-    protected = config.privacy.level != "none"
-    shield = prepared.algorithm.protection
-    ledger = Ledger(unit=shield.unit, delta=shield.delta, adjacency=shield.adjacency) if protected else None
-    start = federation = initial(objective.initial, objective.buffers())
     run_id = tracker.run_id if tracker is not None else None
+    start = initial(objective.initial, objective.buffers())
     info = {
         "run_id": run_id,
         "experiment_id": tracker.experiment_id if tracker is not None else None,
         "tracking_uri": tracker.uri if tracker is not None else None,
-        "num_parameters": federation.server.w.numel(),
+        "num_parameters": start.server.w.numel(),
         "clients": config.fl.num_clients,
         "rounds": config.fl.rounds,
         "partition_sha256": prepared.partition.sha256,
@@ -86,40 +148,91 @@ def _train(prepared: Prepared, tracker: RunTracker | None, observers: Sequence[O
     }
     for observer in watching:
         observer.on_start(info)
-    if tracker is not None:
-        _keep_manifest(prepared, tracker)
-    prepared, threshold = measured(prepared, start)
-    undeclared: set[str] = set()
-    records: list[RoundRecord] = []
-    lab = ClippingLab() if config.fl.clipping_lab else None
-    for federation, record, messages in _rounds(prepared, start, ledger, lab):
-        undeclared |= {name for message in messages for name in message.undeclared}
-        if threshold is not None and not records:
-            record = replace(record, notes=(threshold["note"], *record.notes))
-        if lab is not None and not records:
-            record = replace(record, notes=(LAB_NOTE, *record.notes))
-        records.append(record)
+    if progress is None:
+        if tracker is not None:
+            keep_manifest(prepared, tracker)
+        prepared, threshold = measured(prepared, start)
+        progress = Progress(
+            start,
+            ledger=_new_ledger(prepared) if config.privacy.level != "none" else None,
+            lab=ClippingLab() if config.fl.clipping_lab else None,
+            threshold=threshold,
+        )
+    else:
+        prepared = clipped_as(prepared, progress.threshold)
+    prepared, watch = arm(prepared)
+    keep = _keeper(prepared, tracker)
+    keep(progress, first=not progress.records)
+    budget = None if prepared.releases is None else budget_of(prepared.releases, prepared.noise)
+    for federation, record, messages in _rounds(prepared, progress, budget):
+        progress.federation = federation
+        progress.undeclared |= {name for message in messages for name in message.undeclared}
+        if not progress.records:
+            record = replace(record, notes=(*_first_notes(progress), *record.notes))
+        progress.records.append(record)
         for observer in watching:
             observer.on_round(record)
-    result = _result(prepared, federation, ledger, run_id, records, undeclared)
-    if threshold is not None:
-        result = replace(result, final={**result.final, "clip": dict(threshold)})
-    if tracker is not None and ledger is not None:
-        _keep_account(prepared, ledger, tracker)
-    if tracker is not None and lab is not None:
-        _keep_norms(lab, tracker)
+        keep(progress)
+    records = progress.records
+    if not records and budget is not None:
+        raise PrivacyError(f"nothing was trained: {budget.reason(0)}; raise it, or privacy.noise_multiplier")
+    result = _result(prepared, progress, run_id)
+    if budget is not None and len(records) < config.fl.rounds:
+        stopped = {"round": len(records), "reason": budget.reason(len(records))}
+        result = replace(result, final={**result.final, "stopped": stopped})
+    if progress.threshold is not None:
+        result = replace(result, final={**result.final, "clip": dict(progress.threshold)})
+    if tracker is not None and progress.ledger is not None:
+        keep_account(prepared, progress.ledger, result.final["privacy"]["readings"], tracker)
+    if tracker is not None and progress.lab is not None:
+        keep_norms(progress.lab, tracker)
+    if watch is not None and progress.ledger is not None:
+        result = _audited(result, watch.verdict(progress.ledger), tracker)
     for observer in watching:
         observer.on_end(result)
     return result
 
 
+def _audited(result: RunResult, found: AuditResult, tracker: RunTracker | None) -> RunResult:
+    """The result with its audit, which is kept even where it refutes the run.
+
+    Raises:
+        PrivacyError: the run released more than it claims.
+    """
+    if tracker is not None:
+        tracker.log_metrics({"privacy/epsilon_lower": found.epsilon_lower}, step=len(result.rounds))
+        tracker.log_text(json.dumps(found.to_dict(), indent=1), "privacy/audit.json")
+        tracker.set_tags({"badge": NOT_PRIVATE if found.refuted else result.badge})
+    found.check()
+    return replace(result, final={**result.final, "privacy": {**result.final["privacy"], "audit": found.to_dict()}})
+
+
+def _first_notes(progress: Progress) -> list[str]:
+    measured = [] if progress.threshold is None else [str(progress.threshold["note"])]
+    return [*([] if progress.lab is None else [LAB_NOTE]), *measured]
+
+
+def _keeper(prepared: Prepared, tracker: RunTracker | None) -> Callable[..., None]:
+    """Writes a checkpoint every so many rounds, and before the first, so that any killed run can be resumed."""
+    config = prepared.config
+    every = config.fl.checkpoint_every or DEFAULT_CHECKPOINT_EVERY
+
+    def keep(progress: Progress, first: bool = False) -> None:
+        rounds = progress.federation.server.round
+        if tracker is None or (rounds % every and not first) or getattr(config.privacy, "audit", False):
+            return
+        save(tracker.checkpoints, progress, config.to_dict(), prepared.partition.sha256)
+
+    return keep
+
+
 def _rounds(
-    prepared: Prepared, federation: Federation, ledger: Ledger | None, lab: ClippingLab | None = None
+    prepared: Prepared, progress: Progress, budget: Budget | None
 ) -> Iterator[tuple[Federation, RoundRecord, list[Message]]]:
-    engine = prepared.engine()
+    engine, ledger, lab = prepared.engine(), progress.ledger, progress.lab
     try:
         yield from fit(
-            federation,
+            progress.federation,
             rounds=prepared.config.fl.rounds,
             cohort_of=lambda round: prepared.cohorts[round - 1],
             algorithm=prepared.algorithm,
@@ -128,26 +241,38 @@ def _rounds(
             eval_every=prepared.config.fl.eval_every,
             ledger=ledger,
             inspect=None if lab is None else lab.inspect,
+            admit=partial(budget.admit, ledger) if budget is not None and ledger is not None else None,
+            bystanders=_bystanders(prepared),
         )
     finally:
         engine.close()
 
 
-def _result(
-    prepared: Prepared,
-    federation: Federation,
-    ledger: Ledger | None,
-    run_id: str | None,
-    records: Sequence[RoundRecord],
-    undeclared: set[str],
-) -> RunResult:
+def _bystanders(prepared: Prepared) -> Bystanders | None:
+    """Where cohorts are secret, a client that was not drawn has paid for the round as well."""
+    plan, noise = prepared.releases, prepared.noise
+    if plan is None or not plan.secret:
+        return None
+
+    def others(round: int, messages: Sequence[Message]) -> list[tuple[int, Sequence[Release]]]:
+        present = {message.client for message in messages}
+        absent = [k for k in range(len(plan.sizes)) if k not in present]
+        return [(k, plan.visit(k, round, noise.multipliers[k], noise.scalar)) for k in absent]
+
+    return others
+
+
+def _result(prepared: Prepared, progress: Progress, run_id: str | None) -> RunResult:
+    federation, ledger, records = progress.federation, progress.ledger, progress.records
     facts = None
     if ledger is not None:
-        facts = summary(ledger, **_terms(prepared))
-        facts["noise_multiplier"] = _span(prepared.algorithm.protection.multipliers)
+        facts = summary(ledger, **terms(prepared))
+        facts["noise_multiplier"] = span(prepared.algorithm.protection.multipliers)
+        facts["readings"] = readings(ledger, paper=paper_of(prepared))
         if prepared.noise.nominal_epsilon is not None:
             facts["nominal_epsilon"] = prepared.noise.nominal_epsilon  # what the paper's Eq. 16 claims
-    private = facts is not None and not facts["infinite"] and not undeclared
+    scaled = getattr(prepared.config.privacy, "noise_cohort_size", None) is not None
+    private = facts is not None and not facts["infinite"] and not progress.undeclared and not scaled
     last = records[-1]
     final = {
         "test_accuracy": last.test_accuracy,
@@ -155,45 +280,11 @@ def _result(
         "weights_sha256": weights_sha256(federation.server.w, federation.server.buffers),
         "epsilon": facts["epsilon"] if facts is not None else None,
         "privacy": facts,
+        "stopped": None,
     }
     badge = PRIVATE if private else NOT_PRIVATE
     config = prepared.config.to_dict()
     return RunResult(run_id, "finished", badge, config, prepared.partition.sha256, tuple(records), final)
-
-
-def _terms(prepared: Prepared) -> dict[str, Any]:
-    return {
-        "level": prepared.config.privacy.level,
-        "clip_norm": prepared.algorithm.protection.clip,
-        "trust_model": TRUST_MODEL,
-        "sizes": {client: len(shard) for client, shard in enumerate(prepared.partition.indices)},
-        "public_examples": prepared.public_examples,
-    }
-
-
-def _span(multipliers: Sequence[float]) -> dict[str, float]:
-    return {"min": min(multipliers), "max": max(multipliers)}
-
-
-def _keep_manifest(prepared: Prepared, tracker: RunTracker) -> None:
-    from fl_lightning.data.manifest import save_manifest
-
-    with tempfile.TemporaryDirectory() as folder:
-        for path in save_manifest(prepared.partition, Path(folder)):
-            tracker.log_artifact_file(path, "partition")
-
-
-def _keep_norms(lab: ClippingLab, tracker: RunTracker) -> None:
-    tracker.log_text(lab.to_csv(), "clipping/norms.csv")
-    with tempfile.TemporaryDirectory() as folder:
-        tracker.log_artifact_file(lab.draw(Path(folder) / "norms.png"), "clipping")
-
-
-def _keep_account(prepared: Prepared, ledger: Ledger, tracker: RunTracker) -> None:
-    import json
-
-    tracker.log_text(json.dumps(ledger.to_dict(), indent=1), "privacy/ledger.json")
-    tracker.log_text(statement(ledger, **_terms(prepared)) + "\n", "privacy/statement.txt")
 
 
 @contextmanager

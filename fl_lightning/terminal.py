@@ -160,7 +160,10 @@ def closing(result: "RunResult", info: Mapping[str, Any]) -> Iterator[str]:
         part for part in (_measured("accuracy", final["test_accuracy"]), _measured("loss", final["test_loss"])) if part
     )
     yield f"finished: {measured or 'not evaluated'} after {count(len(result.rounds), 'round')}"
+    if final.get("stopped"):
+        yield f"stopped early: {final['stopped']['reason']}"
     yield f"{result.badge}: {privacy_text(final['privacy'])}"
+    yield from readings_text(final["privacy"])
     for warning in (final["privacy"] or {}).get("warnings", ()):
         yield f"  {warning}"
     yield f"weights sha256: {final['weights_sha256'][:16]}"
@@ -170,6 +173,16 @@ def closing(result: "RunResult", info: Mapping[str, Any]) -> Iterator[str]:
         uri = info["tracking_uri"]
         place = f" --uri {shlex.quote(uri)}" if result.config["tracking"]["uri"] else ""
         yield f"open it with: fl-lightning ui{place}, then {run_page(uri, info['experiment_id'], result.run_id)}"
+
+
+def readings_text(facts: Mapping[str, Any] | None) -> Iterator[str]:
+    """The same releases under the other accountants, on one line; formulas that prove nothing are named as such."""
+    rows = [row for row in (facts or {}).get("readings", ()) if row["reading"] != "rdp" and row["total"] is not None]
+    if rows:
+        words = [
+            f"{row['reading']} {epsilon_text(row['total'])}{'' if row['valid'] else ' (no proof)'}" for row in rows
+        ]
+        yield f"  other readings: {', '.join(words)}"
 
 
 def privacy_text(facts: Mapping[str, Any] | None) -> str:

@@ -109,6 +109,8 @@ def test_cohort_schedule_is_replayed(tmp_path: Path) -> None:
     ("text", "message"),
     [
         ("[[0], [1]]", "fl.rounds=3"),
+        ("[[0], [1], [2], [3]]", "found 4"),
+        ("[[0], [], [1]]", "round 2 is \\[\\]"),
         ("[[0], [6], [1]]", "round 2 is \\[6\\]"),
         ("[[0], [1, 1], [1]]", "round 2 is \\[1, 1\\]"),
         ("[[0], ['a'], [1]]", "cannot be read as JSON"),

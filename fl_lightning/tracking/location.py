@@ -87,14 +87,32 @@ def ui_command(uri: str, port: int = 5000) -> list[str]:
     """The command line that serves the MLflow pages of a store on the loopback address; run it with `ui_environment`.
 
     Raises:
-        TrackingError: the store is a server already and has its own pages.
+        TrackingError: the store is a server already and has its own pages, or is no database; the port is taken.
     """
     if _scheme(uri) in ("http", "https"):
         raise TrackingError(f"tracking.uri={shown(uri)} is a server already: open this address in a browser")
+    if _scheme(uri).split("+")[0] not in _DATABASES:
+        raise TrackingError(
+            f"tracking.uri={shown(uri)}: only a database can be shown, {', '.join(_DATABASES)}; give one, or a folder"
+        )
+    _refuse_taken(port)
     command = [sys.executable, "-m", "mlflow", "server", "--backend-store-uri", uri]
     command += ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]
     root = artifact_root(uri)
     return command if root is None else [*command, "--artifacts-destination", root]
+
+
+def _refuse_taken(port: int) -> None:
+    import socket
+
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise TrackingError(
+                f"--port={port}: cannot be served on this machine ({error.strerror}); choose another with --port"
+            ) from None
 
 
 def ui_environment() -> dict[str, str]:

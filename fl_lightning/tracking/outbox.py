@@ -7,9 +7,10 @@ Sending an item twice does no harm: a metric carries its own time, and MLflow ke
 """
 
 import logging
+import tempfile
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol
@@ -27,6 +28,7 @@ PARAMS_PER_CALL = 100
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds
 FINAL_PAUSES = (0.5, 1.0, 2.0)  # seconds between the attempts at the end of a run
 HANG_SECONDS = 10.0
+HOLD_LIMIT = 32 * 2**20  # bytes of one file that waits in memory
 _REFUSALS = {"INVALID_PARAMETER_VALUE", "BAD_REQUEST"}
 
 
@@ -39,9 +41,16 @@ class Item(Protocol):
 
     def record(self) -> dict[str, Any]: ...
 
+    def held(self) -> None:
+        """Called when the item has to wait: from now on it needs nothing outside this process."""
+
+    def kept(self) -> dict[str, bytes]:
+        """The files by name that `record` cannot tell, to be written down where the item is lost."""
+        return {}
+
 
 @dataclass(frozen=True)
-class Values:
+class Values(Item):
     """One request of one kind: metrics as (name, value, milliseconds, step), parameters and tags as (name, text)."""
 
     kind: Literal["metrics", "params", "tags"]
@@ -62,7 +71,7 @@ class Values:
 
 
 @dataclass(frozen=True)
-class Text:
+class Text(Item):
     """A text to store as the artifact `path`."""
 
     text: str
@@ -78,21 +87,56 @@ class Text:
         return {"path": self.path, "text": self.text}
 
 
-@dataclass(frozen=True)
-class File:
-    """A file to store in the artifact folder `folder` (None: the top)."""
+@dataclass
+class File(Item):
+    """A file or folder to store in the artifact folder `folder` (None: the top).
+
+    Once `held`, the content is in memory and the source may go, as files in temporary folders do; a source of more than
+    `HOLD_LIMIT` is sent from its place or not at all.
+    """
 
     source: Path
     folder: str | None
+    content: Mapping[str, bytes] | None = None
 
     def send(self, client: "MlflowClient", run_id: str) -> None:
-        client.log_artifact(run_id, str(self.source), self.folder)
+        if self.content is None:
+            client.log_artifact(run_id, str(self.source), self.folder)
+            return
+        with tempfile.TemporaryDirectory() as place:
+            write_files(Path(place), self.content)
+            client.log_artifacts(run_id, place, self.folder)
 
     def halves(self) -> tuple[Item, ...]:
         return ()
 
     def record(self) -> dict[str, Any]:
         return {"file": str(self.source), "folder": self.folder}
+
+    def held(self) -> None:
+        """Reads the source into memory, unless that is done, it is too large, or it cannot be read."""
+        if self.content is not None:
+            return
+        files = [f for f in sorted(self.source.rglob("*")) if f.is_file()] if self.source.is_dir() else [self.source]
+        try:
+            if sum(file.stat().st_size for file in files) <= HOLD_LIMIT:
+                self.content = {file.relative_to(self.source.parent).as_posix(): file.read_bytes() for file in files}
+        except OSError as error:
+            log.warning("tracking: %s cannot be read (%s)", self.source, one_line(error))
+
+    def kept(self) -> dict[str, bytes]:
+        return {f"{self.folder}/{name}" if self.folder else name: data for name, data in (self.content or {}).items()}
+
+
+def write_files(place: Path, files: Mapping[str, bytes]) -> None:
+    """Writes files by their names relative to `place`, whose folders are made.
+
+    Raises:
+        OSError: a file cannot be written.
+    """
+    for name, data in files.items():
+        (place / name).parent.mkdir(parents=True, exist_ok=True)
+        (place / name).write_bytes(data)
 
 
 @dataclass
@@ -112,6 +156,8 @@ class Lane:
         self.pending.extend(items)
         if time.monotonic() >= self._not_before:
             self._send_all()
+        for item in items if self.pending else ():
+            item.held()
 
     def finish(self) -> None:
         """Tries to send what is left, four times within 4 s; only once if the store hangs instead of answering."""
@@ -169,6 +215,6 @@ def requests(kind: Literal["metrics", "params", "tags"], entries: Sequence[tuple
 def _is_refusal(item: Item, error: Exception) -> bool:
     from mlflow.exceptions import MlflowException
 
-    if isinstance(item, File) and not item.source.exists():
+    if isinstance(item, File) and item.content is None and not item.source.exists():
         return True
     return isinstance(error, MlflowException) and error.error_code in _REFUSALS

@@ -14,7 +14,8 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from fl_lightning.tracking.location import shown
+from fl_lightning.tracking.interrupted import find, reopen
+from fl_lightning.tracking.location import shown, sqlite_path
 from fl_lightning.tracking.orphans import mark_orphans, this_process
 from fl_lightning.tracking.outbox import FINAL_PAUSES, File, Lane, Text, requests
 from fl_lightning.tracking.store import connect, ensure_experiment, error_text, explained, one_line
@@ -59,6 +60,7 @@ class RunTracker:
         self._files: Lane | None = None
         self._renamed: dict[str, str] = {}
         self._closed = False
+        self._sent_rounds = 0
         self.on_each_round: Callable[[], None] = lambda: None  # `tracked` ends a run here that was asked to end
 
     def start(
@@ -96,11 +98,36 @@ class RunTracker:
         self.run_id = str(run.info.run_id)
         self._values, self._files = Lane(self._client, self.run_id), Lane(self._client, self.run_id)
         self._values.put(*requests("params", list(params.sent.items())))
+        self.set_tags({"checkpoints": str(self.checkpoints)})
         self.log_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "config.yaml")
         if params.cut:
             self.set_tags({"params_file": PARAMS_FILE})
             self.log_text(params.to_json(), PARAMS_FILE)
         return self.run_id
+
+    @property
+    def checkpoints(self) -> Path:
+        """The folder of the run's checkpoints: beside a local database, else under mlruns in the start folder."""
+        database = sqlite_path(self.uri)
+        root = database.parent if database is not None else Path("mlruns").absolute()
+        return root / "checkpoints" / str(self.run_id)
+
+    def reopen(self, run_id: str) -> Path:
+        """Finds a run that was interrupted; returns the folder of its checkpoints. Errors as `interrupted.find`."""
+        self._client, found = find(self.uri, run_id)
+        self.run_id, self.experiment_id = run_id, found.info.experiment_id
+        return Path(found.data.tags.get("checkpoints", str(self.checkpoints)))
+
+    def restart(self) -> None:
+        """Goes on writing a run that `reopen` has found; rounds that are in the store already are not sent again.
+
+        Raises:
+            TrackingError: the store cannot be used.
+        """
+        assert self.run_id is not None, "reopen comes first"
+        self._sent_rounds = reopen(self._client, self.uri, self.run_id)
+        self._values, self._files = Lane(self._client, self.run_id), Lane(self._client, self.run_id)
+        self.set_tags({**process_tags(), "resumed": "true"})
 
     def on_start(self, info: Mapping[str, Any]) -> None:
         """Adds what is known once data and model exist, each as a tag: partition hash, badge, size of the model."""
@@ -109,6 +136,8 @@ class RunTracker:
 
     def on_round(self, record: "RoundRecord") -> None:
         """Writes a round's metrics with step = round. The training loss is seen by a simulator only: `oracle/`."""
+        if record.round <= self._sent_rounds:
+            return self.on_each_round()
         measured = {
             "test_accuracy": record.test_accuracy,
             "test_loss": record.test_loss,

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.errors import TrackingError
-from fl_lightning.tracking.location import shown
+from fl_lightning.tracking.location import shown, sqlite_path
 from fl_lightning.tracking.orphans import mark_orphans, search
 from fl_lightning.tracking.outbox import requests
 from fl_lightning.tracking.run import PARENT_TAG, process_tags
@@ -127,6 +127,9 @@ def find_parent(uri: str, experiment: str | None, sweep_id: str) -> str:
     Raises:
         TrackingError: no such sweep; the message lists the latest ones.
     """
+    database = sqlite_path(uri)
+    if database is not None and not database.exists():
+        raise TrackingError(f"tracking.uri={shown(uri)}: there is no such database, so it holds no sweep {sweep_id}")
     client = connect(uri)
     with explained(uri):
         if experiment is None:
