@@ -15,6 +15,7 @@ import typer
 from fl_lightning import __version__
 from fl_lightning.cli_options import ConfigDir, ConfigFile, Debug, Output, Overrides, Quiet, Uri
 from fl_lightning.cli_output import check_output, write_json
+from fl_lightning.cli_privacy import privacy_app
 from fl_lightning.cli_sweep import REPORT_EXAMPLES, SWEEP_EXAMPLES, report, sweep
 from fl_lightning.cli_verify import VERIFY_EXAMPLES, verify
 from fl_lightning.errors import ConfigError, FLError
@@ -28,6 +29,14 @@ Examples:
   fl-lightning run experiment=sam_afl_cifar10 algorithm=fedavg
 
 `fl-lightning config --keys` lists every key with its bounds and default.
+"""
+
+RESUME_EXAMPLES = """\b
+Examples:
+  fl-lightning resume 4f2c0a...
+  fl-lightning resume 4f2c0a... --uri sqlite:///other/mlflow.db --output result.json
+
+A checkpoint is written before the first round and every fl.checkpoint_every rounds, into mlruns/checkpoints/RUN_ID.
 """
 
 CONFIG_EXAMPLES = """\b
@@ -62,6 +71,7 @@ app = typer.Typer(
 )
 data_app = typer.Typer(help="Download and check data sets.", rich_markup_mode=None)
 app.add_typer(data_app, name="data")
+app.add_typer(privacy_app, name="privacy")
 
 
 def _print_version(value: bool) -> None:
@@ -108,6 +118,31 @@ def run(
 
         with display(sys.stdout) as observer:
             result = run_federation(config, observers=[observer])
+    if file is not None:
+        write_json(file, result.to_dict())
+        if not quiet:
+            typer.echo(f"result: {file}")
+
+
+@app.command(epilog=RESUME_EXAMPLES)
+def resume(
+    run_id: Annotated[str, typer.Argument(metavar="RUN_ID", help="as `fl-lightning run` printed it first")],
+    uri: Uri = None,
+    output: Output = None,
+    quiet: Quiet = False,
+    debug: Debug = False,
+) -> None:
+    """Go on with a run that was stopped or killed, from its last checkpoint, to the result it would have had."""
+    file = check_output(output)
+    from fl_lightning.session import resume as resume_federation
+
+    if quiet:
+        result = resume_federation(run_id, uri=uri)
+    else:
+        from fl_lightning.terminal import display
+
+        with display(sys.stdout) as observer:
+            result = resume_federation(run_id, uri=uri, observers=[observer])
     if file is not None:
         write_json(file, result.to_dict())
         if not quiet:

@@ -13,6 +13,7 @@ Examples:
   fl-lightning sweep sweep=demo
   fl-lightning sweep sweep=rho data=fashion_mnist fl.rounds=50 sweep.seeds=[42,43,44]
   fl-lightning sweep sweep=my_sweep.yaml sweep.resources.cpu=2 --output table.json
+  fl-lightning sweep sweep=iso_budget privacy.target_epsilon=2 sweep.skip_hopeless=true
 
 \b
 A sweep file:
@@ -42,7 +43,9 @@ def sweep(
     """Run many federations with Ray Tune: algorithms, settings, seeds.
 
     sweep=NAME or sweep=FILE.yaml says what varies, sweep.KEY=VALUE changes it; other arguments change the run that all
-    trials start from. Every value is checked before the first trial starts. Exit code 1 if a trial failed.
+    trials start from. Every value is checked before the first trial starts, and every private cell's plan is shown:
+    its promise, and whether it can learn. Private runs of different promises or budgets share no table and no figure.
+    Exit code 1 if a trial failed.
     """
     from fl_lightning.config import load_sweep, validate_space
 
@@ -75,5 +78,5 @@ def report(
 
     result = make_report(sweep_id, uri=uri, experiment=experiment, out=out.absolute() if out else None)
     typer.echo(Path(result["markdown"]).read_text())
-    for name in ("markdown", "csv", "curves"):
-        typer.echo(f"{name}: {result[name]}")
+    for name in ("markdown", "csv", *(key for key in result if key.startswith(("curves", "epsilon")))):
+        typer.echo(f"{name.replace('_', ' ')}: {result[name]}")

@@ -207,11 +207,12 @@ def test_report_from_mlflow_equals_the_one_of_the_sweep_itself(recorded: dict[st
     for number, result in enumerate(recorded["results"]):
         outcome = outcome_of(result)
         params = {"algorithm": result.config["algorithm"]["name"]}
-        found = {key: outcome[key] for key in ("run_id", "final", "privacy", "metrics", "history")}
+        found = {key: outcome[key] for key in ("run_id", "final", "privacy", "badge", "metrics", "history")}
+        found["target_epsilon"] = result.config["privacy"].get("target_epsilon")
         seed, algorithm = result.config["seed"], params["algorithm"]
         trials.append(Trial(f"t{number:03d}", setting_of(params), params, seed, algorithm, "finished", **found))
     sweep = Sweep("abcd1234", name="pair", axes=("algorithm",), config=recorded["results"][0].config)
-    now = write_report(sweep, trials, tmp_path / "now")
+    now = write_report(sweep, trials, tmp_path / "now", later["selection"])
     for kind in ("csv", "markdown", "curves"):
         assert now[kind].read_bytes() == Path(later[kind]).read_bytes(), kind
 

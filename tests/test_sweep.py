@@ -68,7 +68,8 @@ def test_a_trial_has_the_very_bits_of_the_same_run_alone() -> None:
 
 def test_plain_lines_begin_with_the_sweep_id_and_end_with_the_table() -> None:
     swept = paired_sweep()
-    lines = swept.printed.splitlines()
+    plan, *lines = swept.printed.splitlines()
+    assert plan.startswith("plan algorithm=dp_fedavg: epsilon 8.00 per sample, δ=1e-05, R = ")  # fedavg promises none
     assert lines[0] == f"sweep id: {swept.result['sweep_id']}"
     assert sorted(line.split()[1] for line in lines[1:5]) == ["t000", "t001", "t002", "t003"]
     assert [line.split()[0] for line in lines[1:5]] == ["[1/4]", "[2/4]", "[3/4]", "[4/4]"]

@@ -13,6 +13,7 @@ from ray.tune import Callback
 
 from fl_lightning.analysis.tables import epsilon_text
 from fl_lightning.analysis.trials import axis_text
+from fl_lightning.foresight import larger_cohort
 from tune.space import Plan, Point
 from tune.trial import OUTCOME, WORKER_LOST, trial_id_of
 
@@ -103,8 +104,9 @@ class Board(Callback):  # type: ignore[misc]
         privacy = line.point.config.privacy
         if line.epsilon is None or privacy.level == "none":
             return "-"
-        unit = "client" if privacy.level == "update" else "sample"
-        return epsilon_text({"epsilon": line.epsilon, "unit": unit, "delta": privacy.delta})
+        unit = "sample" if privacy.level == "sample" else "client"
+        text = epsilon_text({"epsilon": line.epsilon, "unit": unit, "delta": privacy.delta})
+        return text if larger_cohort(privacy) is None else f"{text}, of a larger federation: NOT PRIVATE"
 
     @contextmanager
     def shown(self) -> Iterator[None]:

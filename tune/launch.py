@@ -9,12 +9,24 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fl_lightning import RunConfig, TrackingError
-from fl_lightning.analysis.report import SWEEP_FILE, Sweep, best_setting, store_report, write_report
+from fl_lightning import ConfigError, RunConfig, TrackingError
+from fl_lightning.analysis.promises import families
+from fl_lightning.analysis.report import (
+    SWEEP_FILE,
+    Sweep,
+    best_setting,
+    best_settings,
+    store_report,
+    stored_selection_cost,
+    write_report,
+)
+from fl_lightning.analysis.selection import selection_cost
 from fl_lightning.analysis.tables import settings_table
 from fl_lightning.analysis.trials import Trial, setting_of
 from fl_lightning.config import Cell, SweepConfig
+from fl_lightning.rng import numpy_generator
 from fl_lightning.tracking import Study, log_text, open_study, resolve_uri, run_page, tracked
+from tune.plans import Chosen, choose
 from tune.session import check_resources, ray_session
 from tune.space import Plan, param_space, search
 from tune.trial import OUTCOME, loss_of, trial_id_of, tune_trial
@@ -37,8 +49,9 @@ def run_sweep(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], *, qui
 
     Returns:
         `sweep_id`, `status` ("finished", or "failed" if any trial failed), `failed` (how many), `trials`, `table` (one
-        row per setting), `best` (the row with the best mean; None if no trial finished), `parent_run_id`, `experiment`,
-        `tracking_uri`, `seconds`, `report` (paths).
+        row per setting), `best` (the row with the best mean; None if no trial finished), `best_by_promise`,
+        `selection` (what choosing the best private trial costs), `skipped` (cells left out as hopeless),
+        `parent_run_id`, `experiment`, `tracking_uri`, `seconds`, `report` (paths).
 
     Raises:
         ConfigError: trials that could never start.
@@ -48,29 +61,37 @@ def run_sweep(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], *, qui
     say: Callable[[str], None] = (lambda text: None) if quiet else (lambda text: print(text, flush=True))
     sweep_id = secrets.token_hex(4)
     folder = Path.cwd() / "mlruns"
-    info = _describe(sweep_id, base, sweep, cells)
+    samples = number_of_samples(base, sweep, cells)
+    if sweep.selection.distribution != "none":
+        say(f"number of trials: {samples}, drawn ({sweep.selection.distribution}, mean {sweep.selection.mean:g})")
+    chosen = Chosen(tuple(cells))
+    if sweep.skip_hopeless or not quiet:  # a plan that nobody sees and nothing follows is not made
+        chosen = choose(cells, say, skip_hopeless=sweep.skip_hopeless)
+    info = _describe(sweep_id, base, sweep, cells, chosen, samples)
     tracking = {"tracking.uri": resolve_uri(base.tracking.uri)} if base.tracking.enabled else {}
     with ExitStack() as stack:
         ray = stack.enter_context(ray_session())
-        for note in check_resources(ray, sweep, [cell.config for cell in cells]):
+        for note in check_resources(ray, sweep, [cell.config for cell in chosen.cells]):
             say(f"note: {note}")
         study = _open(info, base, tracking)
         say(f"sweep id: {sweep_id}")
-        plan = Plan(sweep_id, info.axes, tuple(cells), tracking, study.run_id if study else None)
+        random = sweep.selection.distribution != "none"
+        plan = Plan(sweep_id, info.axes, chosen.cells, tracking, study.run_id if study else None, own_seeds=random)
         trials: list[Trial] = []
         try:
             # Ray ends before the parent run is closed: no trial can write after its run was marked KILLED.
             with tracked(study), stack.pop_all():
-                trials = _run_trials(plan, sweep, folder / "sweeps" / sweep_id, quiet)
+                trials = _run_trials(plan, sweep, samples, folder / "sweeps" / sweep_id, quiet)
         except TrackingError as error:
             if not trials:
                 raise
             _complain("the sweep is not closed in the tracking store", error)
-    rows = settings_table(trials)
+    rows = settings_table(trials, info.skipped)
     failed = sum(not trial.finished for trial in trials)
-    report = write_report(info, trials, folder / "reports" / sweep_id)
+    selection = _selection(info, trials, study)
+    report = write_report(info, trials, folder / "reports" / sweep_id, selection)
     _store(study, report)
-    _close(info, trials, report, study, say, quiet)
+    _close(info, trials, report, study, selection, say, quiet)
     return {
         "sweep_id": sweep_id,
         "name": sweep.name,
@@ -79,6 +100,9 @@ def run_sweep(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], *, qui
         "trials": [_as_json(trial) for trial in trials],
         "table": rows,
         "best": best_setting(info, trials),
+        "best_by_promise": best_settings(info, trials, families(rows, info.axes)),
+        "selection": selection,
+        "skipped": list(info.skipped),
         "parent_run_id": study.run_id if study else None,
         "experiment": base.tracking.experiment if study else None,
         "tracking_uri": study.uri if study else None,
@@ -87,7 +111,40 @@ def run_sweep(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], *, qui
     }
 
 
-def _describe(sweep_id: str, base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell]) -> Sweep:
+def number_of_samples(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell]) -> int:
+    """How often the random axes are drawn: as often as asked for, or a random number of times.
+
+    Raises:
+        ConfigError: a random number without the store that would keep the ledgers for its account.
+    """
+    if sweep.selection.distribution == "none":
+        return sweep.num_samples
+    if not base.tracking.enabled:
+        raise ConfigError(
+            f"sweep.selection.distribution={sweep.selection.distribution}: needs tracking.enabled=true, for it is "
+            "accounted for by the ledgers that the tracking store keeps"
+        )
+    from fl_lightning.privacy.selection import draw_trials
+
+    chosen = sweep.selection
+    assert chosen.mean is not None, "the schema asks for the mean wherever there is a distribution"
+    return draw_trials(chosen.distribution, chosen.mean, chosen.eta, numpy_generator(cells[0].seed, "selection"))
+
+
+def _selection(info: Sweep, trials: Sequence[Trial], study: Study | None) -> dict[str, Any] | None:
+    """What choosing the best private trial costs; None where no trial is private."""
+    if study is None:
+        return selection_cost({}, trials, lambda trial: None, metric=info.metric, mode=info.mode)
+    try:
+        return stored_selection_cost(study.uri, info, trials)
+    except TrackingError as error:
+        _complain("the ledgers cannot be read back, so choosing among trials is not accounted for", error)
+        return None
+
+
+def _describe(
+    sweep_id: str, base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], chosen: Chosen, samples: int
+) -> Sweep:
     return Sweep(
         sweep_id=sweep_id,
         name=sweep.name,
@@ -97,8 +154,10 @@ def _describe(sweep_id: str, base: RunConfig, sweep: SweepConfig, cells: Sequenc
         settings=sweep.settings,
         space={key: {axis.kind: list(axis.values)} for key, axis in sweep.space.items()},
         seeds=tuple(dict.fromkeys(cell.seed for cell in cells)),
-        num_trials=len(cells) * sweep.num_samples,
+        num_trials=len(chosen.cells) * samples,
         config=base.to_dict(),
+        selection=sweep.selection.model_dump(mode="json"),
+        skipped=chosen.skipped,
     )
 
 
@@ -112,18 +171,20 @@ def _open(info: Sweep, base: RunConfig, tracking: Mapping[str, Any]) -> Study | 
     return study
 
 
-def _run_trials(plan: Plan, sweep: SweepConfig, folder: Path, quiet: bool) -> list[Trial]:
+def _run_trials(plan: Plan, sweep: SweepConfig, samples: int, folder: Path, quiet: bool) -> list[Trial]:
+    if not plan.cells or not samples:  # all was skipped, or the number drawn is 0
+        return []
     from ray import tune
 
     from tune.board import Board
 
-    board = Board(plan, folder, len(plan.cells) * sweep.num_samples, quiet=quiet)
+    board = Board(plan, folder, len(plan.cells) * samples, quiet=quiet)
     resources = {"cpu": sweep.resources.cpu, "gpu": sweep.resources.gpu}
     tuner = tune.Tuner(
         tune.with_resources(tune.with_parameters(tune_trial, plan=plan), resources),
         param_space=param_space(plan),
         tune_config=tune.TuneConfig(
-            num_samples=sweep.num_samples,
+            num_samples=samples,
             search_alg=search(sweep, plan),
             reuse_actors=True,  # a worker imports torch once, not once per trial
             trial_name_creator=lambda trial: trial_id_of(trial.trial_id),
@@ -159,6 +220,8 @@ def _trial(plan: Plan, result: Any) -> Trial:
         run_id=outcome.get("run_id") or metrics.get("run_id"),
         final=outcome.get("final", {}),
         privacy=outcome.get("privacy"),
+        target_epsilon=getattr(point.config.privacy, "target_epsilon", None),
+        badge=outcome.get("badge"),
         error=outcome.get("error"),
         metrics=outcome.get("metrics", {}),
         history={name: tuple(map(tuple, points)) for name, points in outcome.get("history", {}).items()},
@@ -184,6 +247,7 @@ def _close(
     trials: Sequence[Trial],
     report: Mapping[str, Path],
     study: Study | None,
+    selection: Mapping[str, Any] | None,
     say: Callable[[str], None],
     quiet: bool,
 ) -> None:
@@ -191,9 +255,13 @@ def _close(
     from tune.summary import print_table
 
     if not quiet:
-        print_table(settings_table(trials), info.settings)
+        print_table(settings_table(trials, info.skipped), info.settings, info.axes)
+    if selection is not None:
+        say(selection["words"])
     say(f"report: {report['markdown']}")
-    say(f"curves: {report['curves']}")
+    for name, path in report.items():
+        if name.startswith(("curves", "epsilon")):
+            say(f"{name.replace('_', ' ')}: {path}")
     if study is not None:
         say(f"MLflow: fl-lightning ui, then {run_page(study.uri, study.experiment_id, study.run_id)}")
     failures = [trial for trial in trials if not trial.finished]

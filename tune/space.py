@@ -7,8 +7,12 @@ from typing import Any
 from fl_lightning import RunConfig
 from fl_lightning.config import Axis, Cell, SweepConfig
 
-CELL, DRAWN = "cell", "drawn"
-"""The two keys of a Ray Tune trial's configuration: the cell's position, and the random axes' values by dotted key."""
+CELL, DRAWN, SEED = "cell", "drawn", "seed"
+"""The keys of a Ray Tune trial's configuration: the cell's position, the random axes' values by dotted key, and where
+trials must be independent of each other, the trial's own seed."""
+
+LARGEST_SEED = 2**31 - 1
+"""Of the seeds that trials draw for themselves; NumPy's generator behind Ray takes no larger bound everywhere."""
 
 
 @dataclass(frozen=True)
@@ -22,6 +26,7 @@ class Plan:
         tracking: values of `tracking.*` that every trial gets, resolved by the driver, so that a worker's folder and
             environment do not matter.
         parent_run_id: the sweep's own run in MLflow; None without tracking.
+        own_seeds: every trial draws a seed of its own, as a choice among them that is accounted for demands.
     """
 
     sweep_id: str
@@ -29,6 +34,7 @@ class Plan:
     cells: tuple[Cell, ...]
     tracking: Mapping[str, Any]
     parent_run_id: str | None = None
+    own_seeds: bool = False
 
     def point(self, sampled: Mapping[str, Any]) -> "Point":
         """The trial for which Ray Tune chose `sampled`.
@@ -39,8 +45,9 @@ class Plan:
         cell: Cell = self.cells[sampled[CELL]]
         drawn = {key: _plain(value) for key, value in sampled.get(DRAWN, {}).items()}
         values = {**cell.values, **drawn}
-        config = cell.configure(drawn).with_overrides(self.tracking)
-        return Point({key: values[key] for key in self.axes}, cell.seed, config)
+        seed = int(sampled.get(SEED, cell.seed))
+        config = cell.configure(drawn).with_overrides({**self.tracking, "seed": seed})
+        return Point({key: values[key] for key in self.axes}, seed, config)
 
 
 @dataclass(frozen=True)
@@ -63,7 +70,11 @@ def param_space(plan: Plan) -> dict[str, Any]:
 
     random = plan.cells[0].random
     space: dict[str, Any] = {CELL: tune.grid_search(list(range(len(plan.cells))))}
-    return {**space, DRAWN: {axis.key: sampler(axis) for axis in random}} if random else space
+    if random:
+        space[DRAWN] = {axis.key: sampler(axis) for axis in random}
+    if plan.own_seeds:
+        space[SEED] = tune.randint(0, LARGEST_SEED)
+    return space
 
 
 def search(sweep: SweepConfig, plan: Plan) -> Any:

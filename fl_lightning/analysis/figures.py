@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 from fl_lightning.analysis.statistics import Point
 
@@ -16,6 +17,11 @@ BAND_ALPHA = 0.1
 LABEL_WIDTH = 44
 """Characters in a line of the legend, so that a long label does not take the axes' room."""
 
+TITLE_WIDTH, NOTE_WIDTH = 80, 150
+"""Characters in a line above and below the axes."""
+NOTE_HEIGHT = 0.16
+"""Inches of a line below the axes."""
+
 
 @dataclass(frozen=True)
 class Curve:
@@ -25,7 +31,17 @@ class Curve:
     points: Sequence[Point]
 
 
-def accuracy_curves(curves: Sequence[Curve], path: Path, *, title: str, ylabel: str = "test accuracy") -> Path:
+@dataclass(frozen=True)
+class Trade:
+    """Accuracy at several epsilons of one method: (epsilon, mean, sample standard deviation or None) each."""
+
+    label: str
+    points: Sequence[tuple[float, float, float | None]]
+
+
+def accuracy_curves(
+    curves: Sequence[Curve], path: Path, *, title: str, ylabel: str = "test accuracy", notes: Sequence[str] = ()
+) -> Path:
     """Draws mean lines with a band of one standard deviation over seeds, and the legend beside the axes.
 
     Colour, line style and marker all differ, with periods 7, 4 and 9: 252 curves before two look the same.
@@ -35,18 +51,15 @@ def accuracy_curves(curves: Sequence[Curve], path: Path, *, title: str, ylabel: 
         path: the PNG file to write; its folder is made.
         title: above the axes.
         ylabel: of the vertical axis.
+        notes: sentences that belong to what is drawn, under the axes.
 
     Returns:
         `path`.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
     from matplotlib.ticker import MaxNLocator
 
     many = len(curves) > 16
-    figure = Figure(figsize=(10.0, max(4.8, 1.2 + 0.2 * min(len(curves), 40))), layout="constrained")
-    FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
+    figure, axes = _figure(max(4.8, 1.2 + 0.2 * min(len(curves), 40)), title, notes)
     bands = False
     for number, item in enumerate(curves):
         colour = COLOURS[number % len(COLOURS)]
@@ -55,7 +68,7 @@ def accuracy_curves(curves: Sequence[Curve], path: Path, *, title: str, ylabel: 
         axes.plot(
             rounds,
             means,
-            label="\n".join(fill(line, LABEL_WIDTH, subsequent_indent="  ") for line in item.label.split("\n")),
+            label=_label(item.label),
             color=colour,
             linestyle=STYLES[number % len(STYLES)],
             linewidth=1.6,
@@ -77,11 +90,7 @@ def accuracy_curves(curves: Sequence[Curve], path: Path, *, title: str, ylabel: 
             )
     axes.set_xlabel("round")
     axes.set_ylabel(ylabel)
-    axes.set_title(title, fontsize=11, loc="left")
     axes.xaxis.set_major_locator(MaxNLocator(integer=True))
-    axes.grid(True, color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
     if curves:
         columns = 1 + (len(curves) - 1) // 40
         figure.legend(
@@ -94,6 +103,94 @@ def accuracy_curves(curves: Sequence[Curve], path: Path, *, title: str, ylabel: 
             frameon=False,
             ncols=columns,
         )
+    return _save(figure, path)
+
+
+def accuracy_against_epsilon(
+    trades: Sequence[Trade],
+    path: Path,
+    *,
+    title: str,
+    ticks: Sequence[float] = (),
+    references: Sequence[tuple[str, float]] = (),
+    notes: Sequence[str] = (),
+) -> Path:
+    """Draws final accuracy against epsilon, one line per method, on a logarithmic axis of epsilons of ONE promise.
+
+    Args:
+        trades: a point per budget, in any order.
+        path: the PNG file to write; its folder is made.
+        title: above the axes; says the promise.
+        ticks: the budgets; none: the points' own epsilons, which lie just below their budgets.
+        references: (label, mean accuracy) of runs without privacy, dotted across the axes.
+        notes: sentences that belong to what is drawn, under the axes.
+
+    Returns:
+        `path`.
+    """
+    from matplotlib.ticker import NullLocator
+
+    figure, axes = _figure(4.8, title, notes)
+    ticks = sorted(ticks) or sorted({epsilon for trade in trades for epsilon, _, _ in trade.points})
+    for number, trade in enumerate(trades):
+        points = sorted(trade.points)
+        axes.errorbar(
+            [epsilon for epsilon, _, _ in points],
+            [centre for _, centre, _ in points],
+            yerr=[spread or 0.0 for _, _, spread in points],
+            label=_label(trade.label),
+            color=COLOURS[number % len(COLOURS)],
+            linestyle=STYLES[number % len(STYLES)],
+            marker=MARKERS[number % len(MARKERS)],
+            linewidth=1.6,
+            markersize=5,
+            capsize=3,
+        )
+    for number, (label, centre) in enumerate(references, start=len(trades)):
+        colour = COLOURS[number % len(COLOURS)]
+        axes.axhline(centre, label=_label(label), color=colour, linestyle=":", linewidth=1.4)
+    axes.set_xscale("log")
+    axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
+    axes.xaxis.set_minor_locator(NullLocator())
+    axes.set_xlabel("epsilon")
+    axes.set_ylabel("test accuracy")
+    spread = any(item is not None for trade in trades for _, _, item in trade.points)
+    figure.legend(
+        loc="outside right upper",
+        title="mean, bar: \u00b11 sd over seeds" if spread else None,
+        title_fontsize=9,
+        alignment="left",
+        fontsize=9,
+        handlelength=3.2,
+        frameon=False,
+    )
+    return _save(figure, path)
+
+
+def _figure(height: float, title: str, notes: Sequence[str]) -> tuple[Any, Any]:
+    """A figure with one pair of axes, the title above them and the notes below."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    text = "\n".join(fill(note, NOTE_WIDTH, subsequent_indent="  ") for note in notes)
+    lines = text.count("\n") + 1 if text else 0
+    figure = Figure(figsize=(10.0, height + NOTE_HEIGHT * lines), layout="constrained")
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    axes.set_title(fill(title, TITLE_WIDTH), fontsize=11, loc="left")
+    axes.grid(True, color="#dddddd", linewidth=0.6)
+    axes.set_axisbelow(True)
+    axes.spines[["top", "right"]].set_visible(False)
+    if text:
+        figure.supxlabel(text, x=0.01, ha="left", fontsize=8)
+    return figure, axes
+
+
+def _label(text: str) -> str:
+    return "\n".join(fill(line, LABEL_WIDTH, subsequent_indent="  ") for line in text.split("\n"))
+
+
+def _save(figure: Any, path: Path) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=DOTS_PER_INCH)
     return path

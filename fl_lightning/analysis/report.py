@@ -8,18 +8,13 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.analysis.figures import Curve, accuracy_curves
-from fl_lightning.analysis.statistics import curve, mean
-from fl_lightning.analysis.tables import (
-    Row,
-    epsilon_text,
-    markdown,
-    pivot,
-    settings_markdown,
-    settings_table,
-    to_csv,
-)
-from fl_lightning.analysis.trials import Trial, axis_text, by_setting, from_children, labels
+from fl_lightning.analysis.promises import Family, families
+from fl_lightning.analysis.report_figures import draw
+from fl_lightning.analysis.report_text import report_text
+from fl_lightning.analysis.selection import selection_cost
+from fl_lightning.analysis.statistics import mean
+from fl_lightning.analysis.tables import settings_table, to_csv
+from fl_lightning.analysis.trials import Trial, by_setting, from_children
 from fl_lightning.tracking import ChildRun, children, connect, find_parent, log_artifact_file, resolve_uri
 
 SWEEP_FILE = "sweep.json"
@@ -42,6 +37,8 @@ class Sweep:
         seeds: in the order of the sweep's file.
         num_trials: how many were planned.
         config: the configuration all trials start from.
+        selection: `distribution`, `mean` and `eta` of the number of trials.
+        skipped: `setting`, `algorithm`, `params` and `reason` of every cell that was left out.
     """
 
     sweep_id: str
@@ -54,6 +51,8 @@ class Sweep:
     seeds: tuple[int, ...] = ()
     num_trials: int = 0
     config: Mapping[str, Any] = field(default_factory=dict)
+    selection: Mapping[str, Any] = field(default_factory=dict)
+    skipped: tuple[Mapping[str, Any], ...] = ()
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, default=str)
@@ -71,8 +70,9 @@ def make_report(
         out: folder of the report; None: `mlruns/reports/<sweep id>` in the start folder.
 
     Returns:
-        `sweep_id`, `parent_run_id`, `table` (rows as in `settings_table`), `best`, `failed`, and the paths `markdown`,
-        `csv`, `curves`.
+        `sweep_id`, `parent_run_id`, `table` (rows as in `settings_table`), `best`, `best_by_promise`, `selection` (from
+        `selection_cost`), `skipped`, `failed`, and the paths `markdown`, `csv`, `summary`, `curves` (with `curves_2`
+        ... for further promises and budgets) and `epsilon` where epsilon was varied.
 
     Raises:
         TrackingError: no such sweep (the message lists those that exist), or the store cannot be used.
@@ -82,34 +82,56 @@ def make_report(
     sweep = _read_sweep(address, parent, sweep_id)
     runs = children(address, parent, history=("test_accuracy", "test_loss"))
     trials = from_children(runs, _privacy_of(address, runs), sweep.axes)
-    paths = write_report(sweep, trials, out or Path.cwd() / "mlruns" / "reports" / sweep_id)
+    selection = stored_selection_cost(address, sweep, trials)
+    paths = write_report(sweep, trials, out or Path.cwd() / "mlruns" / "reports" / sweep_id, selection)
     store_report(address, parent, paths)
+    rows = settings_table(trials, sweep.skipped)
     return {
         "sweep_id": sweep_id,
         "parent_run_id": parent,
-        "table": settings_table(trials),
+        "table": rows,
         "best": best_setting(sweep, trials),
+        "best_by_promise": best_settings(sweep, trials, families(rows, sweep.axes)),
+        "selection": selection,
+        "skipped": list(sweep.skipped),
         "failed": sum(not trial.finished for trial in trials),
         **{name: str(path) for name, path in paths.items()},
     }
 
 
-def write_report(sweep: Sweep, trials: Sequence[Trial], out: Path) -> dict[str, Path]:
-    """Writes report.md, report.csv, summary.json and curves.png to a folder; returns their paths by kind."""
-    rows = settings_table(trials)
+def write_report(
+    sweep: Sweep, trials: Sequence[Trial], out: Path, selection: Mapping[str, Any] | None = None
+) -> dict[str, Path]:
+    """Writes report.md, report.csv, summary.json and the figures to a folder; returns their paths by kind.
+
+    Private runs of different promises or budgets share no table and no figure. `selection` is from `selection_cost`.
+    """
+    rows = settings_table(trials, sweep.skipped)
+    found = families(rows, sweep.axes)
+    best = best_settings(sweep, trials, found)
     out.mkdir(parents=True, exist_ok=True)
+    pictures = draw(trials, rows, found, out, f"{sweep.name} (sweep {sweep.sweep_id})")
     paths = {
         "markdown": out / "report.md",
         "csv": out / "report.csv",
-        "curves": out / "curves.png",
+        **{picture.key: picture.path for picture in pictures},
         "summary": out / "summary.json",
     }
-    accuracy_curves(_curves(trials, rows), paths["curves"], title=f"{sweep.name} (sweep {sweep.sweep_id})")
-    paths["markdown"].write_text(_text(sweep, trials, rows), encoding="utf-8")
+    paths["markdown"].write_text(report_text(sweep, trials, rows, found, pictures, best, selection), encoding="utf-8")
     paths["csv"].write_text(to_csv(rows), encoding="utf-8")
-    summary = {"sweep_id": sweep.sweep_id, "table": rows, "best": best_setting(sweep, trials)}
+    summary: dict[str, Any] = {"sweep_id": sweep.sweep_id, "table": rows, "best": best_setting(sweep, trials)}
+    summary |= {"best_by_promise": best, "selection": selection, "skipped": list(sweep.skipped)}
     paths["summary"].write_text(json.dumps(summary, indent=1, default=str) + "\n", encoding="utf-8")
     return paths
+
+
+def stored_selection_cost(uri: str, sweep: Sweep, trials: Sequence[Trial]) -> dict[str, Any] | None:
+    """`selection_cost` with the ledgers that the trials' runs keep in the tracking store."""
+
+    def ledger_of(trial: Trial) -> dict[str, Any] | None:
+        return _artifact(uri, trial.run_id, "privacy/ledger.json") if trial.run_id else None
+
+    return selection_cost(sweep.selection, trials, ledger_of, metric=sweep.metric, mode=sweep.mode)
 
 
 def store_report(uri: str, parent_run_id: str, paths: Mapping[str, Path]) -> None:
@@ -136,62 +158,20 @@ def best_setting(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, Any] | None
     return {**found, "metric": sweep.metric, "mean": centre}
 
 
-def _curves(trials: Sequence[Trial], rows: Sequence[Row]) -> list[Curve]:
-    names, spent = labels(trials), {row["setting"]: row for row in rows}
-    found = []
-    for setting, group in by_setting(trials).items():
-        row = spent[setting]
-        name = names[setting] if row["unit"] is None else f"{names[setting]}\n(epsilon {epsilon_text(row)})"
-        histories = [trial.history.get("test_accuracy", ()) for trial in group if trial.finished]
-        found.append(Curve(name, curve(histories)))
-    return found
+def best_settings(sweep: Sweep, trials: Sequence[Trial], found: Sequence[Family]) -> list[dict[str, Any]]:
+    """The best setting of each promise and budget, and of what protects nothing: only like is compared with like.
 
-
-def _text(sweep: Sweep, trials: Sequence[Trial], rows: Sequence[Row]) -> str:
-    parts = [f"# {sweep.name}: sweep {sweep.sweep_id}\n"]
-    parts.append(f"{_count(len(rows), 'setting')}, {_count(len(trials), 'trial')}. {_common(sweep)}\n")
-    parts.append(settings_markdown(rows, sweep.settings))
-    across = pivot(rows)
-    if across is not None:
-        parts += ["## Algorithms across settings\n", markdown(*across)]
-    best = best_setting(sweep, trials)
-    if best is not None:
-        swept = ", ".join(f"{key}={axis_text(value)}" for key, value in best["params"].items()) or "the only setting"
-        parts.append(
-            f"Best mean {sweep.metric} ({sweep.mode}): {swept}, {best['mean']:.4f} over {_count(best['n'], 'seed')}. "
-            "Chosen on the test set, so it is optimistic; and choosing costs privacy that no epsilon here counts.\n"
-        )
-    parts.append("![Test accuracy by round](curves.png)\n")
-    failures = [trial for trial in trials if not trial.finished]
-    if failures:
-        headings = ["trial", "parameters", "seed", "status", "error"]
-        parts += ["## Trials that did not finish\n", markdown(headings, [_failure(trial) for trial in failures])]
-    return "\n".join(parts)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number} {noun}" + ("" if number == 1 else "s")
-
-
-def _common(sweep: Sweep) -> str:
-    """What all trials share, in a sentence, as far as the sweep does not vary it."""
-    shown = ("data.name", "partition.kind", "partition.alpha", "model.kind", "fl.num_clients", "fl.rounds")
-    varied = {*sweep.axes, *(key for values in sweep.settings.values() for key in values)}
-    facts = []
-    for key in shown:
-        value: Any = sweep.config
-        for part in key.split("."):
-            value = value.get(part) if isinstance(value, Mapping) else None
-        group = key.partition(".")[0]
-        if value is not None and key not in varied and group not in varied:
-            facts.append(f"{key}={axis_text(value)}")
-    return f"All trials: {', '.join(facts)}." if facts else ""
-
-
-def _failure(trial: Trial) -> list[str]:
-    swept = ", ".join(f"{key}={axis_text(value)}" for key, value in trial.params.items())
-    error = f"{trial.error['type']}: {trial.error['message']}" if trial.error else "-"
-    return [trial.trial_id, swept, str(trial.seed), trial.status, error]
+    As `best_setting`, with `promise` in words; it is empty in a sweep without privacy.
+    """
+    private = any(family.budgets for family in found)
+    groups = [(family.title(budget), budget.settings) for family in found for budget in family.budgets]
+    groups.append(("no privacy" if private else "", [s for s in found[0].references]))
+    best = []
+    for promise, settings in groups:
+        chosen = best_setting(sweep, [trial for trial in trials if trial.setting in settings])
+        if chosen is not None:
+            best.append({**chosen, "promise": promise})
+    return best
 
 
 def _read_sweep(uri: str, parent_run_id: str, sweep_id: str) -> Sweep:
@@ -213,7 +193,8 @@ def _privacy_of(uri: str, runs: Sequence[ChildRun]) -> dict[str, Mapping[str, An
 
 def _artifact(uri: str, run_id: str, name: str) -> dict[str, Any] | None:
     client = connect(uri)
-    if not any(entry.path == name for entry in client.list_artifacts(run_id)):
+    folder = name.rpartition("/")[0] or None
+    if not any(entry.path == name for entry in client.list_artifacts(run_id, folder)):
         return None
     with tempfile.TemporaryDirectory() as folder:
         return json.loads(Path(client.download_artifacts(run_id, name, folder)).read_text())

@@ -12,24 +12,33 @@ from fl_lightning.analysis.trials import ALGORITHM_AXES, Trial, algorithm_of, ax
 Row = dict[str, Any]
 Own = Mapping[str, Mapping[str, Any]]
 
-PRIVACY_KEYS = ("unit", "delta", "adjacency", "sampling")
+PRIVACY_KEYS = ("unit", "delta", "adjacency", "sampling", "trust_model")
 PLUS_MINUS = "\u00b1"
 DELTA = "\u03b4"
 
 
-def settings_table(trials: Sequence[Trial]) -> list[Row]:
-    """One row per setting, in the order of the trials.
+def settings_table(trials: Sequence[Trial], skipped: Sequence[Mapping[str, Any]] = ()) -> list[Row]:
+    """One row per setting, in the order of the trials, then those that were skipped.
 
     Each row has `setting`, `algorithm`, `params`, `seeds` (of the finished trials), `n` (their number),
     `test_accuracy_mean`, `test_accuracy_sd` (sample standard deviation, None for n < 2), `test_loss_mean`, `epsilon`
-    (the largest over the seeds), `unit`, `delta`, `adjacency`, `sampling` of that epsilon, and `failed` (how many did
-    not finish). What is not known is None: a mean over no finished trial, or over losses that are not all finite. A row
-    with a unit but no epsilon has an infinite one; a row without a unit protects nothing.
+    (the largest over the seeds), `unit`, `delta`, `adjacency`, `sampling`, `trust_model` of that epsilon,
+    `target_epsilon`, `badge` (NOT PRIVATE if any seed is), `warnings` (what must be said wherever the row is shown),
+    `failed` (how many did not finish) and `skipped` (why the sweep left it out, or None). What is not known is None: a
+    mean over no finished trial, or over losses that are not all finite. A row with a unit but no epsilon has an
+    infinite one; a row without a unit protects nothing.
+
+    Args:
+        trials: of all settings that were tried.
+        skipped: `setting`, `algorithm`, `params` and `reason` of each that was not.
     """
-    return [_row(setting, group) for setting, group in by_setting(trials).items()]
+    rows = [_row(setting, group) for setting, group in by_setting(trials).items()]
+    left_out = [Trial("-", item["setting"], item["params"], 0, item["algorithm"], "skipped") for item in skipped]
+    reasons = [item["reason"] for item in skipped]
+    return [*rows, *(_row(trial.setting, [trial], why) for trial, why in zip(left_out, reasons, strict=True))]
 
 
-def _row(setting: str, group: Sequence[Trial]) -> Row:
+def _row(setting: str, group: Sequence[Trial], skipped: str | None = None) -> Row:
     finished = [trial for trial in group if trial.finished]
     accuracies = _measured(finished, "test_accuracy")
     statement = next((trial.privacy for trial in finished if trial.privacy), None) or {}
@@ -46,8 +55,18 @@ def _row(setting: str, group: Sequence[Trial]) -> Row:
         "test_loss_mean": _finite(mean(_measured(finished, "test_loss"))),
         "epsilon": max(epsilons) if bounded else None,
         **{key: statement.get(key) for key in PRIVACY_KEYS},
-        "failed": len(group) - len(finished),
+        "target_epsilon": finished[0].target_epsilon if statement else None,
+        "badge": _badge([trial.badge for trial in finished]) if statement else None,
+        "warnings": list(
+            dict.fromkeys(text for trial in finished for text in (trial.privacy or {}).get("warnings", ()))
+        ),
+        "failed": 0 if skipped else len(group) - len(finished),
+        "skipped": skipped,
     }
+
+
+def _badge(badges: Sequence[str | None]) -> str | None:
+    return "NOT PRIVATE" if "NOT PRIVATE" in badges else badges[0]
 
 
 def _measured(trials: Sequence[Trial], key: str) -> list[float]:
@@ -62,7 +81,8 @@ def columns(rows: Sequence[Row]) -> list[str]:
     """The headings of the text table: the algorithm, every further axis that varies, then what was measured."""
     axes = [key for key in varying([row["params"] for row in rows]) if key not in ALGORITHM_AXES]
     failed = ["failed"] if any(row["failed"] for row in rows) else []
-    return ["algorithm", *axes, "seeds", "test accuracy", "test loss", "epsilon", *failed]
+    skipped = ["skipped"] if any(row["skipped"] for row in rows) else []
+    return ["algorithm", *axes, "seeds", "test accuracy", "test loss", "epsilon", *failed, *skipped]
 
 
 def cells(row: Row, headings: Sequence[str]) -> list[str]:
@@ -74,6 +94,7 @@ def cells(row: Row, headings: Sequence[str]) -> list[str]:
         "test loss": _number(row["test_loss_mean"], 3),
         "epsilon": epsilon_text(row),
         "failed": str(row["failed"]),
+        "skipped": row["skipped"] or "-",
     }
     return [known[name] if name in known else _axis_cell(row["params"], name) for name in headings]
 
@@ -136,23 +157,41 @@ def caption(rows: Sequence[Row], own: Own | None = None) -> list[str]:
     fixed = _fixed(rows)
     if fixed:
         lines.append(f"All rows: {', '.join(f'{key}={value}' for key, value in fixed.items())}.")
+    shown = {row["algorithm"] for row in rows}
     for name, values in (own or {}).items():
+        if name not in shown:
+            continue
         swept = ", ".join(f"{key}={axis_text(value)}" for key, value in values.items())
         lines.append(f"{name} alone has {swept}.")
     promises: dict[tuple[Any, ...], list[Row]] = {}
     for row in rows:
         if row["unit"] is not None:
             promises.setdefault(tuple(row[key] for key in PRIVACY_KEYS), []).append(row)
-    for (unit, delta, adjacency, sampling), group in promises.items():
+    for (unit, delta, adjacency, sampling, trust), group in promises.items():
         names = ", ".join(dict.fromkeys(row["algorithm"] for row in group))
         lines.append(
             f"{names}: (epsilon, {DELTA}={_delta(delta)})-differential privacy of one {unit}, adjacency {adjacency}, "
-            f"sampling {sampling}; the largest epsilon over clients and seeds."
+            f"sampling {sampling}, trust model {trust or 'not stated'}; the largest epsilon over clients and seeds."
         )
     if len({promise[:3] for promise in promises}) > 1:
         lines.append("These epsilons differ in unit, delta or adjacency and must not be compared as numbers.")
     if promises and any(row["unit"] is None and row["n"] for row in rows):
         lines.append("Rows with a dash under epsilon protect nothing.")
+    return [*lines, *caveats(rows)]
+
+
+def caveats(rows: Sequence[Row]) -> list[str]:
+    """What must be said wherever these rows are shown, with the algorithms that it concerns."""
+    found: dict[str, list[str]] = {}
+    for row in rows:
+        for text in row["warnings"]:
+            found.setdefault(text, []).append(row["algorithm"])
+    lines = [f"{', '.join(dict.fromkeys(names))}: {text}" for text, names in found.items()]
+    not_private = dict.fromkeys(
+        row["algorithm"] for row in rows if row["badge"] == "NOT PRIVATE" and "NOT PRIVATE" not in str(row["warnings"])
+    )
+    if not_private:
+        lines.append(f"{', '.join(not_private)}: NOT PRIVATE, the epsilon is not a promise of these runs.")
     return lines
 
 
@@ -188,14 +227,17 @@ def _other(row: Row) -> str:
 def to_csv(rows: Sequence[Row]) -> str:
     """All rows with full precision: one column per axis, empty where there is no value."""
     axes = list(dict.fromkeys(key for row in rows for key in row["params"]))
-    measured = ["n", "test_accuracy_mean", "test_accuracy_sd", "test_loss_mean", "epsilon", *PRIVACY_KEYS, "failed"]
+    measured = ["n", "test_accuracy_mean", "test_accuracy_sd", "test_loss_mean", "epsilon", "target_epsilon"]
+    measured += [*PRIVACY_KEYS, "badge", "failed"]
+    said = ["warnings", "skipped"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["setting", *([] if "algorithm" in axes else ["algorithm"]), *axes, "seeds", *measured])
+    writer.writerow(["setting", *([] if "algorithm" in axes else ["algorithm"]), *axes, "seeds", *measured, *said])
     for row in rows:
         own = [] if "algorithm" in axes else [row["algorithm"]]
         values = [axis_text(row["params"][key]) if key in row["params"] else "" for key in axes]
         seeds = " ".join(map(str, row["seeds"]))
         numbers = ["" if row[key] is None else row[key] for key in measured]
-        writer.writerow([row["setting"], *own, *values, seeds, *numbers])
+        words = [" ".join(row["warnings"]), row["skipped"] or ""]
+        writer.writerow([row["setting"], *own, *values, seeds, *numbers, *words])
     return text.getvalue()

@@ -30,7 +30,9 @@ class Trial:
         status: "finished", "failed" or "killed".
         run_id: MLflow's id; None without tracking.
         final: `test_accuracy`, `test_loss`, `weights_sha256`, `epsilon`; empty unless finished.
-        privacy: unit, delta, adjacency, sampling, level of the epsilon; None for a run without one.
+        privacy: unit, delta, adjacency, sampling, trust model, level, warnings of the epsilon; None for a run without.
+        target_epsilon: the budget it was given; None for a run that was given noise instead, or no privacy.
+        badge: "PRIVATE" or "NOT PRIVATE"; None where it is not known.
         error: `type` and `message` of what ended a failed trial; None otherwise.
         metrics: the last value of everything else that was measured.
         history: metric -> (round, value) pairs.
@@ -45,6 +47,8 @@ class Trial:
     run_id: str | None = None
     final: Mapping[str, Any] = field(default_factory=dict)
     privacy: Mapping[str, Any] | None = None
+    target_epsilon: float | None = None
+    badge: str | None = None
     error: Mapping[str, str] | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     history: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
@@ -109,10 +113,17 @@ def _from_child(child: "ChildRun", trial_id: str, privacy: Mapping[str, Any] | N
         run_id=child.run_id,
         final=final,
         privacy=privacy,
+        target_epsilon=_number(child.params.get("privacy.target_epsilon")),
+        badge=child.tags.get("badge"),
         error=error,
         metrics=child.metrics,
         history=child.history,
     )
+
+
+def _number(text: str | None) -> float | None:
+    value = None if text is None else _value(text)
+    return float(value) if isinstance(value, int | float) else None
 
 
 def _value(text: str) -> Any:

@@ -1,0 +1,111 @@
+"""A sweep's figures: accuracy over rounds for each budget, and against epsilon where epsilon is what varies."""
+
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from fl_lightning.analysis.figures import Curve, Trade, accuracy_against_epsilon, accuracy_curves
+from fl_lightning.analysis.promises import EPSILON_AXES, Budget, Family, Row, is_reference
+from fl_lightning.analysis.statistics import curve
+from fl_lightning.analysis.tables import caveats, epsilon_text
+from fl_lightning.analysis.trials import Trial, by_setting, labels, setting_of
+
+REFERENCE = "no privacy, for reference"
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A figure that was drawn: its key among the report's paths, its file, what it shows, and of which family."""
+
+    key: str
+    path: Path
+    words: str
+    family: int
+
+
+def draw(trials: Sequence[Trial], rows: Sequence[Row], found: Sequence[Family], out: Path, title: str) -> list[Picture]:
+    """Draws one figure over rounds for each budget of each family, and one against epsilon for each with several.
+
+    No figure holds runs of different promises or budgets; runs without privacy stand in each as a reference.
+
+    Args:
+        trials: of the sweep.
+        rows: from `settings_table`.
+        found: from `families`.
+        out: folder of the files curves.png, curves-2.png ..., epsilon.png, epsilon-2.png ...
+        title: of every figure; the promise is added where there are several.
+    """
+    plots: list[tuple[int, Family, Budget | None]] = []
+    for number, family in enumerate(found):
+        plots += [(number, family, budget) for budget in family.budgets] or [(number, family, None)]
+    pictures = []
+    for count, (number, family, budget) in enumerate(plots, start=1):
+        shown = {*family.references, *(budget.settings if budget else ())}
+        words = f"Test accuracy by round, {family.title(budget)}" if len(plots) > 1 else "Test accuracy by round"
+        path = out / _file("curves", count)
+        heading = f"{title}: {family.title(budget)}" if len(plots) > 1 else title
+        notes = caveats([row for row in rows if row["setting"] in shown])
+        accuracy_curves(_curves(trials, rows, shown), path, title=heading, notes=notes)
+        pictures.append(Picture(_key("curves", count), path, words, number))
+    varied = [(number, family) for number, family in enumerate(found) if len(family.budgets) > 1]
+    for count, (number, family) in enumerate(varied, start=1):
+        path = out / _file("epsilon", count)
+        notes = caveats([row for row in rows if row["setting"] in {*family.settings, *family.references}])
+        trades, references = _trades(trials, rows, family), _references(trials, rows, family)
+        heading = f"{title}: {family.title()}"
+        ticks = [budget.epsilon for budget in family.budgets]
+        accuracy_against_epsilon(trades, path, title=heading, ticks=ticks, references=references, notes=notes)
+        pictures.append(Picture(_key("epsilon", count), path, f"Test accuracy by epsilon, {family.title()}", number))
+    return pictures
+
+
+def _file(name: str, count: int) -> str:
+    return f"{name}.png" if count == 1 else f"{name}-{count}.png"
+
+
+def _key(name: str, count: int) -> str:
+    return name if count == 1 else f"{name}_{count}"
+
+
+def _curves(trials: Sequence[Trial], rows: Sequence[Row], shown: Collection[str]) -> list[Curve]:
+    names, spent = labels(trials), {row["setting"]: row for row in rows}
+    private = any(spent[setting]["unit"] is not None for setting in shown)
+    found = []
+    for setting, group in by_setting(trials).items():
+        if setting not in shown:
+            continue
+        row, name = spent[setting], names[setting]
+        if row["unit"] is not None:
+            name = f"{name}\n(epsilon {epsilon_text(row)})"
+        elif private and row["n"]:
+            name = f"{name}\n({REFERENCE})"
+        histories = [trial.history.get("test_accuracy", ()) for trial in group if trial.finished]
+        found.append(Curve(name, curve(histories)))
+    return found
+
+
+def _trades(trials: Sequence[Trial], rows: Sequence[Row], family: Family) -> list[Trade]:
+    """A line per method: settings that differ in nothing but their epsilon."""
+    spent = {row["setting"]: row for row in rows}
+    bare, series = [], {}
+    for trial in trials:
+        if trial.setting in family.settings and trial.setting not in series:
+            params = {key: value for key, value in trial.params.items() if key not in EPSILON_AXES}
+            bare.append(replace(trial, params=params, setting=setting_of(params)))
+            series[trial.setting] = bare[-1].setting
+    names = labels(bare)
+    found: dict[str, list[tuple[float, float, float | None]]] = {name: [] for name in names}
+    for setting, name in series.items():
+        row = spent[setting]
+        if row["test_accuracy_mean"] is not None:
+            found[name].append((row["epsilon"], row["test_accuracy_mean"], row["test_accuracy_sd"]))
+    return [Trade(names[name], points) for name, points in found.items()]
+
+
+def _references(trials: Sequence[Trial], rows: Sequence[Row], family: Family) -> list[tuple[str, float]]:
+    names = labels(trials)
+    return [
+        (f"{names[row['setting']]}\n({REFERENCE})", row["test_accuracy_mean"])
+        for row in rows
+        if row["setting"] in family.references and is_reference(row) and row["test_accuracy_mean"] is not None
+    ]
