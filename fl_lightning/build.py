@@ -19,6 +19,7 @@ from fl_lightning.data.datasets import ImageData, load_data
 from fl_lightning.data.loading import ImageStore
 from fl_lightning.data.partition import Partition, make_partition
 from fl_lightning.data.proxy import ProxySet, hold_out
+from fl_lightning.engine.apart import check_apart
 from fl_lightning.engine.objective import ModelObjective
 from fl_lightning.errors import ConfigError
 from fl_lightning.federation import Engine, poisson_cohort, sample_cohort
@@ -106,6 +107,8 @@ def prepare(config: RunConfig) -> Prepared:
     if held is not None and isinstance(learning, LearnedWeights):
         store = ImageStore(*held, data.mean, data.std, dtype, device)
         proxy = ProxySet(objective, store, learning.proxy_batch_size, config.seed, batch_norm)
+    if isinstance(config.model, OwnModel) and config.privacy.level == "sample":
+        check_apart(objective, data.shape, data.num_classes, config.seed)
     shield = protection(config, noise, layers_of(objective.layout))
     algorithm = build_algorithm(config, shield, noise=noise, visits=visits, proxy=proxy)
     releases = None if isinstance(config.privacy, NoPrivacy) else ReleasePlan(config, sizes, visits)

@@ -1,6 +1,6 @@
 """Where a run stands, on disk: everything its continuation needs, and nothing that could run code when it is read.
 
-A folder holds the last two files `round-NNNNNN.pt` and `latest.json`, which names the newest with its SHA-256. A file
+A folder holds the last two files `round-NNNNNN.pt` and `latest.json`, which names both with their SHA-256. A file
 is written beside its place, flushed and moved there, so a crash leaves the one before; it is read `weights_only`.
 Every random stream is keyed by (seed, purpose, round, client), so there is no generator to store.
 """
@@ -8,11 +8,12 @@ Every random stream is keyed by (seed, purpose, round, client), so there is no g
 import hashlib
 import io
 import json
+import logging
 import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -21,6 +22,11 @@ from fl_lightning.errors import CheckpointError
 from fl_lightning.federation import Federation
 from fl_lightning.privacy import Ledger
 from fl_lightning.records import RoundRecord, ServerState
+
+if TYPE_CHECKING:
+    from filelock import FileLock
+
+log = logging.getLogger("fl_lightning.checkpoint")
 
 VERSION = 1
 KEPT = 2
@@ -58,6 +64,23 @@ class Stored:
     ledger: dict[str, Any] | None
 
 
+def exclusive(folder: Path) -> "FileLock":
+    """The right to go on from this folder, held until released, or until the process ends.
+
+    Raises:
+        CheckpointError: another process has it.
+    """
+    from filelock import FileLock, Timeout
+
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / ".lock")
+    try:
+        lock.acquire(timeout=0)
+    except Timeout:
+        raise CheckpointError(f"{folder}: another process is resuming this run; wait for it, or end it") from None
+    return lock
+
+
 def save(folder: Path, progress: Progress, config: Mapping[str, Any], partition_sha256: str) -> Path:
     """Writes the state after the last round and drops all but the last two files; returns the new one."""
     server = progress.federation.server
@@ -87,34 +110,56 @@ def save(folder: Path, progress: Progress, config: Mapping[str, Any], partition_
     folder.mkdir(parents=True, exist_ok=True)
     file = folder / f"round-{server.round:06d}.pt"
     _write(file, data)
-    latest = {"file": file.name, "sha256": hashlib.sha256(data).hexdigest(), "round": server.round, "version": VERSION}
-    _write(folder / LATEST, json.dumps(latest).encode())
+    entry = {"file": file.name, "sha256": hashlib.sha256(data).hexdigest(), "round": server.round}
+    before = [old for old in _entries(folder) if old["file"] != file.name][: KEPT - 1]
+    _write(folder / LATEST, json.dumps({"version": VERSION, "files": [entry, *before]}).encode())
     for old in sorted(folder.glob("round-*.pt"))[:-KEPT]:
         old.unlink(missing_ok=True)
     return file
 
 
 def load(folder: Path) -> Stored:
-    """Reads the newest checkpoint of a folder.
+    """Reads the newest checkpoint of a folder that is whole; a warning names one that is not.
 
     Raises:
-        CheckpointError: there is none, it is damaged, or another version wrote it.
+        CheckpointError: there is none, all are damaged, or another version wrote them.
     """
+    faults: list[str] = []
+    for entry in _entries(folder, strict=True):
+        file = folder / entry["file"]
+        try:
+            data = file.read_bytes()
+        except OSError as error:
+            faults.append(f"{file} cannot be read ({error.strerror})")
+            continue
+        if hashlib.sha256(data).hexdigest() == entry["sha256"]:
+            for fault in faults:
+                log.warning("%s; the run goes on from the checkpoint before it, %s", fault, file.name)
+            return _stored(data)
+        faults.append(f"the SHA-256 of {file} is not the one written: it is damaged")
+    raise CheckpointError(f"{folder}: no checkpoint can be used: {'; '.join(faults)}; start the run anew")
+
+
+def _entries(folder: Path, strict: bool = False) -> list[dict[str, Any]]:
+    """The files that `latest.json` names, newest first; without `strict` none where it cannot be read."""
     try:
         latest = json.loads((folder / LATEST).read_text())
-        data = (folder / latest["file"]).read_bytes()
-    except FileNotFoundError as error:
-        raise CheckpointError(
-            f"{folder}: holds no checkpoint ({error.filename} is absent); start the run anew"
-        ) from None
+        if latest["version"] == VERSION:
+            return list(latest["files"])
+    except FileNotFoundError:
+        if not strict:
+            return []
+        raise CheckpointError(f"{folder}: holds no checkpoint; start the run anew") from None
     except (OSError, ValueError, KeyError, TypeError) as error:
-        raise CheckpointError(f"{folder / LATEST}: cannot be read: {error}") from None
-    if latest.get("version") != VERSION:
-        raise CheckpointError(
-            f"{folder}: version {latest.get('version')}, this program reads {VERSION}; resume with its own"
-        )
-    if hashlib.sha256(data).hexdigest() != latest["sha256"]:
-        raise CheckpointError(f"{folder / latest['file']}: its SHA-256 is not the one written; the file is damaged")
+        if not strict:
+            return []
+        raise CheckpointError(f"{folder / LATEST}: cannot be read: {error}; start the run anew") from None
+    if not strict:
+        return []
+    raise CheckpointError(f"{folder}: version {latest['version']}, this program reads {VERSION}; resume with its own")
+
+
+def _stored(data: bytes) -> Stored:
     content = torch.load(io.BytesIO(data), weights_only=True)
     rest = json.loads(content["rest"])
     lab = None

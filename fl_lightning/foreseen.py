@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING
 from fl_lightning.config import RunConfig
 from fl_lightning.config.adaptive import SamAdpfl
 from fl_lightning.data.catalogue import KNOWN_SETS
-from fl_lightning.errors import ConfigError
+from fl_lightning.errors import ConfigError, PrivacyError
 from fl_lightning.privacy.budget import affordable
 from fl_lightning.privacy.ledger import Ledger
 from fl_lightning.records import Release
@@ -74,11 +74,14 @@ def budget_of(plan: ReleasePlan, noise: "Noise") -> Budget | None:
     return None if target is None or plan.privacy.mode == "paper" or filtered else Budget(plan, noise, target)
 
 
+def _empty(plan: ReleasePlan) -> Ledger:
+    unit = "sample" if plan.privacy.level == "sample" else "client"
+    return Ledger(unit=unit, delta=plan.privacy.delta, adjacency=plan.adjacency)
+
+
 def predicted_ledger(plan: ReleasePlan, noise: "Noise", cohorts: Sequence[Sequence[int]]) -> Ledger:
     """The ledger that a run of this plan ends with; noise that adapts during the run is counted at its bound."""
-    privacy = plan.privacy
-    unit = "sample" if privacy.level == "sample" else "client"
-    ledger = Ledger(unit=unit, delta=privacy.delta, adjacency=plan.adjacency)
+    ledger = _empty(plan)
     budget = budget_of(plan, noise)
     for round, cohort in enumerate(cohorts, start=1):
         admitted = budget.admit(ledger, round, cohort) if budget else dict.fromkeys(cohort)
@@ -147,6 +150,9 @@ def foresee(config: RunConfig, sizes: Sequence[int] | None = None) -> Foreseen:
     visits = visits_of(cohorts, config.fl.num_clients)
     found = audited_sizes(config, found, visits)
     noise = solve_noise(config, found, visits)
-    ledger = predicted_ledger(ReleasePlan(config, found, visits), noise, cohorts)
+    plan = ReleasePlan(config, found, visits)
+    ledger, budget = predicted_ledger(plan, noise, cohorts), budget_of(plan, noise)
+    if budget is not None and budget.admit(_empty(plan), 1, cohorts[0]) is None:
+        raise PrivacyError(f"nothing would be trained: {budget.reason(0)}; raise it, or privacy.noise_multiplier")
     parameters = sum(p.numel() for p in model.parameters() if p.requires_grad)
     return Foreseen(config, ledger, noise, found, visits, parameters, assumed=sizes is not None)

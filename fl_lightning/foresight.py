@@ -73,7 +73,7 @@ def assumed_sizes(config: RunConfig) -> list[int] | None:
     known = KNOWN_SETS.get(config.data.name)
     if known is None or not known.train:
         return None
-    total = round(known.train * config.data.subset) - _held_out(config)
+    total = max(0, round(known.train * config.data.subset) - _held_out(config))
     each, more = divmod(total, config.fl.num_clients)
     return [each + (client < more) for client in range(config.fl.num_clients)]
 

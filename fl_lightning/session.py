@@ -1,6 +1,5 @@
 """One run from its configuration to its result: `fl-lightning run`, a sweep's trial and the Python API are this."""
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -11,10 +10,21 @@ from typing import Any
 import torch
 
 from fl_lightning.analysis.norms import LAB_NOTE, ClippingLab
-from fl_lightning.artifacts import keep_account, keep_manifest, keep_norms, paper_of, span, terms
+from fl_lightning.artifacts import (
+    NOT_PRIVATE,
+    audited,
+    keep_account,
+    keep_data,
+    keep_model,
+    keep_norms,
+    paper_of,
+    span,
+    terms,
+    undeclared_warning,
+)
 from fl_lightning.build import Prepared, prepare
 from fl_lightning.canaries import arm
-from fl_lightning.checkpoint import Progress, load, save
+from fl_lightning.checkpoint import Progress, exclusive, load, save
 from fl_lightning.clip_threshold import clipped_as, measured
 from fl_lightning.config import RunConfig
 from fl_lightning.config.adaptive import SamAdpfl
@@ -23,12 +33,11 @@ from fl_lightning.errors import CheckpointError, PrivacyError
 from fl_lightning.federation import Bystanders, Federation, fit, initial
 from fl_lightning.foreseen import Budget, budget_of
 from fl_lightning.privacy import Ledger, summary
-from fl_lightning.privacy.audit import AuditResult
 from fl_lightning.privacy.readings import readings
 from fl_lightning.records import Message, Observer, Release, RoundRecord, RunResult, weights_sha256
 from fl_lightning.tracking import RunTracker, resolve_uri, tracked
 
-PRIVATE, NOT_PRIVATE = "PRIVATE", "NOT PRIVATE"
+PRIVATE = "PRIVATE"
 
 
 def run(
@@ -95,6 +104,7 @@ def resume(
     with _one_thread():
         tracker = RunTracker(resolve_uri(uri))
         place = tracker.reopen(run_id)
+        lock = exclusive(folder or place)
         stored = load(folder or place)
         config = RunConfig(**stored.config)
         prepared = prepare(config)
@@ -108,7 +118,7 @@ def resume(
             progress.ledger = _new_ledger(prepared)
             progress.ledger.load_state_dict(stored.ledger, plan=_unchanging(prepared, progress.federation.server.round))
         tracker.restart()
-        with tracked(tracker):
+        with lock, tracked(tracker):
             return _train(prepared, tracker, observers, progress)
 
 
@@ -150,7 +160,7 @@ def _train(
         observer.on_start(info)
     if progress is None:
         if tracker is not None:
-            keep_manifest(prepared, tracker)
+            keep_data(prepared, tracker)
         prepared, threshold = measured(prepared, start)
         progress = Progress(
             start,
@@ -187,24 +197,12 @@ def _train(
     if tracker is not None and progress.lab is not None:
         keep_norms(progress.lab, tracker)
     if watch is not None and progress.ledger is not None:
-        result = _audited(result, watch.verdict(progress.ledger), tracker)
+        result = audited(result, watch.verdict(progress.ledger), tracker)
+    if tracker is not None:
+        keep_model(prepared, progress.federation.server, result, tracker)
     for observer in watching:
         observer.on_end(result)
     return result
-
-
-def _audited(result: RunResult, found: AuditResult, tracker: RunTracker | None) -> RunResult:
-    """The result with its audit, which is kept even where it refutes the run.
-
-    Raises:
-        PrivacyError: the run released more than it claims.
-    """
-    if tracker is not None:
-        tracker.log_metrics({"privacy/epsilon_lower": found.epsilon_lower}, step=len(result.rounds))
-        tracker.log_text(json.dumps(found.to_dict(), indent=1), "privacy/audit.json")
-        tracker.set_tags({"badge": NOT_PRIVATE if found.refuted else result.badge})
-    found.check()
-    return replace(result, final={**result.final, "privacy": {**result.final["privacy"], "audit": found.to_dict()}})
 
 
 def _first_notes(progress: Progress) -> list[str]:
@@ -268,6 +266,7 @@ def _result(prepared: Prepared, progress: Progress, run_id: str | None) -> RunRe
     if ledger is not None:
         facts = summary(ledger, **terms(prepared))
         facts["noise_multiplier"] = span(prepared.algorithm.protection.multipliers)
+        facts["warnings"] += undeclared_warning(progress.undeclared)
         facts["readings"] = readings(ledger, paper=paper_of(prepared))
         if prepared.noise.nominal_epsilon is not None:
             facts["nominal_epsilon"] = prepared.noise.nominal_epsilon  # what the paper's Eq. 16 claims

@@ -136,9 +136,11 @@ def test_a_run_in_a_pipe(tmp_path: Path) -> None:
         assert f"epsilon {epsilon_text(record['epsilon'])}" in line
         assert " clients/s" in line
     assert "eta " in lines[2]
-    assert lines[-5].startswith(f"finished: accuracy {result['final']['test_accuracy']:.4f}, loss ")
+    assert lines[-6].startswith(f"finished: accuracy {result['final']['test_accuracy']:.4f}, loss ")
     terms = "unit sample, delta 1e-05, adjacency add_remove, sampling poisson, trust model local"
-    assert lines[-4] == f"PRIVATE: epsilon {epsilon_text(result['final']['epsilon'])} ({terms})"
+    assert lines[-5] == f"PRIVATE: epsilon {epsilon_text(result['final']['epsilon'])} ({terms})"
+    pld = next(row["total"] for row in result["final"]["privacy"]["readings"] if row["reading"] == "pld")
+    assert lines[-4] == f"  other readings: pld {epsilon_text(pld)}" and pld < result["final"]["epsilon"]
     assert lines[-3] == f"weights sha256: {result['final']['weights_sha256'][:16]}"
     assert lines[-2].startswith("open it with: fl-lightning ui, then http://127.0.0.1:5000/#/experiments/")
     assert lines[-1] == f"result: {tmp_path}/new folder/result.json"

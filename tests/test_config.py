@@ -47,6 +47,7 @@ def test_defaults_are_those_of_the_contract() -> None:
             "max_local_steps": None,
             "batch_size": 32,
             "eval_every": 1,
+            "checkpoint_every": None,
             "cohort_schedule": None,
             "clipping_lab": False,
         },
@@ -57,7 +58,13 @@ def test_defaults_are_those_of_the_contract() -> None:
         },
         "privacy": {"level": "none"},
         "engine": {"kind": "lightning", "device": "auto", "precision": "fp32", "workers": 1},
-        "tracking": {"enabled": True, "uri": None, "experiment": "fl_lightning"},
+        "tracking": {
+            "enabled": True,
+            "uri": None,
+            "experiment": "fl_lightning",
+            "log_model": True,
+            "system_metrics": True,
+        },
     }
 
 

@@ -26,7 +26,7 @@ from fl_lightning.foreseen import foresee
 from fl_lightning.foresight import assumed_sizes, foresight
 from fl_lightning.privacy import epsilon, feasibility
 from fl_lightning.privacy.paper import eq16_sigma
-from tune.launch import number_of_samples
+from tune.samples import number_of_samples
 
 SMALL = ["data.subset=0.5", "fl.num_clients=5", "fl.rounds=2", "tracking.enabled=false"]
 

@@ -130,7 +130,7 @@ def test_a_checkpoint_comes_back_whole_and_keeps_two_files(tmp_path: Path) -> No
     for round in range(5):
         server = replace(whole.federation.server, round=round)
         save(tmp_path, replace(whole, federation=replace(whole.federation, server=server)), {"a": 1}, "hash")
-    assert sorted(p.name for p in tmp_path.glob("*")) == ["latest.json", "round-000003.pt", "round-000004.pt"]
+    assert sorted(p.name for p in tmp_path.glob("[!.]*")) == ["latest.json", "round-000003.pt", "round-000004.pt"]
     stored = load(tmp_path)
     server = stored.progress.federation.server
     assert (server.round, stored.config, stored.partition_sha256, stored.ledger) == (4, {"a": 1}, "hash", None)
@@ -176,11 +176,12 @@ def _rewritten(folder: Path, **changes: object) -> None:
     import hashlib
 
     latest = json.loads((folder / LATEST).read_text())
-    file = folder / latest["file"]
+    file = folder / latest["files"][0]["file"]
     content = torch.load(file, weights_only=True)
     content["rest"] = json.dumps({**json.loads(content["rest"]), **changes})
     torch.save(content, file)
-    (folder / LATEST).write_text(json.dumps({**latest, "sha256": hashlib.sha256(file.read_bytes()).hexdigest()}))
+    latest["files"][0]["sha256"] = hashlib.sha256(file.read_bytes()).hexdigest()
+    (folder / LATEST).write_text(json.dumps(latest))
 
 
 def test_settings_that_would_be_ignored_are_refused() -> None:

@@ -123,7 +123,7 @@ def test_relative_paths_of_an_axis_mean_the_start_folder(tmp_path: Path, monkeyp
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sweep=dem"], "sweep=dem: no such option; did you mean demo? (options: all_algorithms, demo, iso_budget, rho)"),
+        (["sweep=dem"], "sweep=dem: no such option; did you mean demo? (options: all_algorithms, demo, iso_budget"),
         ([], "sweep: name one, sweep=NAME or sweep=FILE.yaml (options: all_algorithms, demo, iso_budget, rho)"),
         (["sweep=/nowhere/x.yaml"], "/nowhere/x.yaml: cannot be read"),
         (["sweep=demo", "fl.num_client=3"], "fl.num_client: no such key; did you mean fl.num_clients?"),

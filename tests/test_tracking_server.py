@@ -1,6 +1,7 @@
 """The same calls against a real `mlflow server` on a loopback port, and a server that goes away during training."""
 
 import math
+import os
 import socket
 import subprocess
 import time
@@ -8,6 +9,7 @@ import urllib.error
 import urllib.request
 
 import pytest
+import torch
 import yaml
 
 from fl_lightning.errors import TrackingError
@@ -24,6 +26,8 @@ from fl_lightning.tracking import (
     ui_command,
     ui_environment,
 )
+from fl_lightning.tracking.inputs import DataInput
+from fl_lightning.tracking.model import FinalModel, model_files
 
 CONFIG = {"seed": 7, "algorithm": {"name": "fedavg"}}
 
@@ -58,11 +62,24 @@ def train_and_fail(tracker: RunTracker, config: dict, parent_run_id: str) -> Non
         tracker.on_round(RoundRecord(1, (0,), 2.0, math.nan, 0.1, 0.25, epsilon=math.inf))
         many = {f"m{number}": float(number) for number in range(2000)}
         tracker.on_round(RoundRecord(2, (0,), 2.0, 1.5, 0.2, 0.25, epsilon=1.0, metrics=many))
+        tracker.log_item(
+            DataInput("two", "training", "ab" * 32, "here", False, ("uint8", (-1, 1)), ("int64", (-1,)), {})
+        )
+        tracker.log_item(
+            FinalModel(
+                str(tracker.experiment_id),
+                model_files(torch.nn.Linear(2, 3), torch.zeros(1, 2)),
+                ("float32", (-1, 2)),
+                ("float32", (-1, 3)),
+            )
+        )
         raise ZeroDivisionError("planned")
 
 
 @pytest.mark.slow
 def test_the_same_calls_work_over_http_and_the_ui_serves_local_runs(tmp_path):
+    import mlflow
+
     local = resolve_uri(start=tmp_path)
     tracker = RunTracker(local)
     with tracked(tracker):
@@ -95,10 +112,16 @@ def test_the_same_calls_work_over_http_and_the_ui_serves_local_runs(tmp_path):
         assert child.history["test_accuracy"] == ((1, 0.1), (2, 0.2))
         history = connect(address).get_metric_history(child.run_id, "test_loss")
         assert math.isnan(history[0].value) and history[1].value == 1.5
+        (dataset,) = connect(address).get_run(child.run_id).inputs.dataset_inputs
+        assert (dataset.dataset.name, dataset.dataset.digest) == ("two", "ab" * 16)
+        mlflow.set_tracking_uri(address)
+        assert mlflow.pytorch.load_model(f"runs:/{child.run_id}/model")(torch.zeros(5, 2)).shape == (5, 3)
         assert connect(address).get_run(study.run_id).info.status == "FAILED"
         assert {found.path for found in connect(address).list_artifacts(child.run_id)} >= {"config.yaml", "error.txt"}
         assert not (tmp_path / "mlartifacts").exists(), "artifacts go beside the database"
     finally:
+        mlflow.set_tracking_uri(None)
+        os.environ.pop("MLFLOW_TRACKING_URI", None)  # MLflow writes it, for its own child processes
         server.terminate()
         server.wait(30)
 

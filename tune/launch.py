@@ -9,7 +9,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from fl_lightning import ConfigError, RunConfig, TrackingError
+from fl_lightning import RunConfig, TrackingError
 from fl_lightning.analysis.promises import families
 from fl_lightning.analysis.report import (
     SWEEP_FILE,
@@ -24,9 +24,9 @@ from fl_lightning.analysis.selection import selection_cost
 from fl_lightning.analysis.tables import settings_table
 from fl_lightning.analysis.trials import Trial, setting_of
 from fl_lightning.config import Cell, SweepConfig
-from fl_lightning.rng import numpy_generator
 from fl_lightning.tracking import Study, log_text, open_study, resolve_uri, run_page, tracked
 from tune.plans import Chosen, choose
+from tune.samples import number_of_samples
 from tune.session import check_resources, ray_session
 from tune.space import Plan, param_space, search
 from tune.trial import OUTCOME, loss_of, trial_id_of, tune_trial
@@ -109,26 +109,6 @@ def run_sweep(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], *, qui
         "seconds": time.monotonic() - began,
         "report": {name: str(path) for name, path in report.items()},
     }
-
-
-def number_of_samples(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell]) -> int:
-    """How often the random axes are drawn: as often as asked for, or a random number of times.
-
-    Raises:
-        ConfigError: a random number without the store that would keep the ledgers for its account.
-    """
-    if sweep.selection.distribution == "none":
-        return sweep.num_samples
-    if not base.tracking.enabled:
-        raise ConfigError(
-            f"sweep.selection.distribution={sweep.selection.distribution}: needs tracking.enabled=true, for it is "
-            "accounted for by the ledgers that the tracking store keeps"
-        )
-    from fl_lightning.privacy.selection import draw_trials
-
-    chosen = sweep.selection
-    assert chosen.mean is not None, "the schema asks for the mean wherever there is a distribution"
-    return draw_trials(chosen.distribution, chosen.mean, chosen.eta, numpy_generator(cells[0].seed, "selection"))
 
 
 def _selection(info: Sweep, trials: Sequence[Trial], study: Study | None) -> dict[str, Any] | None:

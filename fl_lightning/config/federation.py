@@ -69,3 +69,11 @@ class TrackingConfig(Section):
         description="MLflow store; null: MLFLOW_TRACKING_URI, else mlruns/mlflow.db in the start folder",
     )
     experiment: Name = Field(default="fl_lightning", description="MLflow experiment")
+    log_model: bool = Field(
+        default=True,
+        description="store the final model with 3 test images as its example: mlflow.pytorch.load_model gives it back",
+    )
+    system_metrics: bool = Field(
+        default=True,
+        description="use of processor, memory and GPU every 10 s, as metrics system/*; shorter runs have none",
+    )

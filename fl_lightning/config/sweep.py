@@ -32,6 +32,10 @@ class Resources(Section):
     gpu: NonNegative = Field(default=0.0, description="GPUs per trial")
 
 
+COSTLESS = ("algorithm.local.", "algorithm.aggregate.", "model.")
+"""Beginnings of keys that change what is computed, and nothing of what is released or how it is noised."""
+
+
 class Selection(Section):
     """How many random trials there are, where choosing the best of them is itself accounted for.
 
@@ -135,6 +139,14 @@ def _selection_faults(sweep: SweepConfig) -> Iterator[Fault]:
         )
     elif not sweep.space:
         yield Fault(f"{at}.distribution", "needs a random axis to draw from", chosen.distribution)
+    for key in sweep.space:
+        if not key.startswith(COSTLESS) or key == "algorithm.aggregate.proxy_share":
+            yield Fault(
+                f"{at}.distribution",
+                f"needs axes that leave the releases as they are ({', '.join(COSTLESS)}...), for the bound is over all "
+                f"that could be drawn; take sweep.space.{key} out",
+                chosen.distribution,
+            )
     if len(sweep.seeds) > 1:
         yield Fault(
             f"{at}.distribution", f"needs one seed, found {len(sweep.seeds)} in sweep.seeds", chosen.distribution

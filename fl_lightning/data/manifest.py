@@ -121,7 +121,10 @@ def _draw(record: dict[str, Any], path: Path) -> None:
     if num_clients <= 20 and num_classes <= 20:
         for client, label in np.argwhere(counts > 0):
             shade = "white" if shares[client, label] > 0.5 else "black"
-            mix.text(client, label, str(counts[client, label]), ha="center", va="center", fontsize=7, color=shade)
+            number = mix.text(
+                client, label, str(counts[client, label]), ha="center", va="center", fontsize=7, color=shade
+            )
+            number.set_in_layout(False)  # it lies inside the axes; measuring a hundred of them takes 0.2 s
     mix.set_xlabel("client")
     mix.set_ylabel("class")
     mix.set_xticks(_ticks(num_clients))

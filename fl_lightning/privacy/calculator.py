@@ -10,7 +10,7 @@ from typing import Any
 
 from fl_lightning.errors import PrivacyError
 from fl_lightning.privacy.accountants import check_delta, compose, epsilon, gaussian_epsilon_exact
-from fl_lightning.privacy.calibrate import calibrate_noise
+from fl_lightning.privacy.calibrate import SMALLEST, calibrate_noise
 from fl_lightning.privacy.ledger import finite_or_none
 from fl_lightning.records import REACH, Release
 
@@ -41,6 +41,10 @@ def steps_release(multiplier: float, steps: int, rate: float, sampling: str | No
         raise PrivacyError(f"sampling={sampling}: not known; use one of {', '.join(SAMPLINGS)}")
     if not rate > 0:
         raise PrivacyError(f"rate={rate:g}: must be above 0, the share of the units in one step")
+    if 0 < multiplier < SMALLEST:
+        raise PrivacyError(
+            f"noise multiplier {multiplier:g}: is too small to protect anything; use at least {SMALLEST:g}"
+        )
     rate = min(1.0, rate)
     if sampling == "full" and rate < 1:
         raise PrivacyError(f"rate={rate:g}: would be ignored with sampling=full; leave one of the two out")

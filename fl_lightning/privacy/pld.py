@@ -28,7 +28,7 @@ from fl_lightning.records import Release
 RESOLUTION = 5e-5  # the width of the grid of losses, as a share of epsilon by Renyi differential privacy,
 FEW, COARSENING = 4, 10.0  # and that many times wider where there are so many times FEW kinds of release, up to 10
 PER_STEP = 0.04  # but no wider than so much of the spread of one sampled release's loss, or rounding adds up over steps
-FINEST, FINEST_SHARE = 1e-7, 1e-6
+FINEST, FINEST_SHARE, SPREAD_SHARE = 1e-7, 1e-6, 5e-5
 
 Counted = Mapping[Segment, int] | Sequence[Release]
 """Releases with their counts: those of a ledger (`Ledger.counts_of`), or a list that has not been recorded."""
@@ -123,7 +123,8 @@ def _interval(kinds: Mapping[Kind, int], delta: float) -> float:
             spread = min(spread, math.sqrt(2 * float(one[0])))  # its variance is about twice its mean, R(1)
     spent = min(epsilon(total, delta), 1e9)
     share = RESOLUTION * min(max(len(kinds) / FEW, 1.0), COARSENING)
-    width = max(min(share * spent, PER_STEP * spread), FINEST_SHARE * spent, FINEST)
+    whole = math.sqrt(2 * min(float(total[0]), 1e12))  # the spread of the whole loss, where epsilon itself is near 0
+    width = max(min(share * spent, PER_STEP * spread), FINEST_SHARE * spent, SPREAD_SHARE * whole, FINEST)
     return float(f"{width:.0e}")  # epsilons of one size share a grid, and with it the distributions kept below
 
 

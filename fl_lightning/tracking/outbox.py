@@ -43,6 +43,7 @@ class Item(Protocol):
 
     def held(self) -> None:
         """Called when the item has to wait: from now on it needs nothing outside this process."""
+        return None
 
     def kept(self) -> dict[str, bytes]:
         """The files by name that `record` cannot tell, to be written down where the item is lost."""
@@ -121,8 +122,8 @@ class File(Item):
         try:
             if sum(file.stat().st_size for file in files) <= HOLD_LIMIT:
                 self.content = {file.relative_to(self.source.parent).as_posix(): file.read_bytes() for file in files}
-        except OSError as error:
-            log.warning("tracking: %s cannot be read (%s)", self.source, one_line(error))
+        except OSError:
+            return  # the store will name what is wrong with it
 
     def kept(self) -> dict[str, bytes]:
         return {f"{self.folder}/{name}" if self.folder else name: data for name, data in (self.content or {}).items()}
@@ -203,6 +204,7 @@ class Lane:
             return
         if not self.refused:
             log.warning("tracking: the store refused a value of run %s (%s)", self.run_id, one_line(error))
+        item.held()
         self.refused.append((item, one_line(error)))
 
 

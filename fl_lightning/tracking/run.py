@@ -4,7 +4,6 @@ import getpass
 import json
 import logging
 import subprocess
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Mapping
@@ -16,9 +15,11 @@ import yaml
 
 from fl_lightning.tracking.interrupted import find, reopen
 from fl_lightning.tracking.location import shown, sqlite_path
+from fl_lightning.tracking.lost import keep_lost
 from fl_lightning.tracking.orphans import mark_orphans, this_process
-from fl_lightning.tracking.outbox import FINAL_PAUSES, File, Lane, Text, requests
+from fl_lightning.tracking.outbox import FINAL_PAUSES, File, Item, Lane, Text, requests
 from fl_lightning.tracking.store import connect, ensure_experiment, error_text, explained, one_line
+from fl_lightning.tracking.system import SystemMonitor
 from fl_lightning.tracking.values import PARAMS_FILE, config_sha256, params_of, plain, store_name, tags_of
 
 if TYPE_CHECKING:
@@ -61,6 +62,8 @@ class RunTracker:
         self._renamed: dict[str, str] = {}
         self._closed = False
         self._sent_rounds = 0
+        self._began: float | None = None  # seconds since the epoch, of a run that is gone on with
+        self._monitor: SystemMonitor | None = None
         self.on_each_round: Callable[[], None] = lambda: None  # `tracked` ends a run here that was asked to end
 
     def start(
@@ -116,6 +119,7 @@ class RunTracker:
         """Finds a run that was interrupted; returns the folder of its checkpoints. Errors as `interrupted.find`."""
         self._client, found = find(self.uri, run_id)
         self.run_id, self.experiment_id = run_id, found.info.experiment_id
+        self._began = found.info.start_time / 1000
         return Path(found.data.tags.get("checkpoints", str(self.checkpoints)))
 
     def restart(self) -> None:
@@ -130,9 +134,14 @@ class RunTracker:
         self.set_tags({**process_tags(), "resumed": "true"})
 
     def on_start(self, info: Mapping[str, Any]) -> None:
-        """Adds what is known once data and model exist, each as a tag: partition hash, badge, size of the model."""
+        """Adds what is known once data and model exist, each as a tag: partition hash, badge, size of the model.
+
+        With `tracking.system_metrics` it begins to watch the machine.
+        """
         known = ("partition_sha256", "badge", "num_parameters")
         self.set_tags({key: info[key] for key in known if info.get(key) is not None})
+        if info.get("config", {}).get("tracking", {}).get("system_metrics") and self._monitor is None:
+            self._monitor = SystemMonitor(self._began)
 
     def on_round(self, record: "RoundRecord") -> None:
         """Writes a round's metrics with step = round. The training loss is seen by a simulator only: `oracle/`."""
@@ -162,6 +171,7 @@ class RunTracker:
         now = int(time.time() * 1000)
         self._renamed.update({store_name(name): name for name in metrics if store_name(name) != name})
         entries = [(store_name(name), float(value), now, step) for name, value in metrics.items()]
+        entries += self._monitor.take() if self._monitor is not None else []
         self._lane("values").put(*requests("metrics", entries))
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
@@ -173,8 +183,12 @@ class RunTracker:
         self._lane("files").put(Text(text, path))
 
     def log_artifact_file(self, path: str | Path, folder: str | None = None) -> None:
-        """Stores a file (or a folder's content) among the artifacts, under `folder`."""
+        """Stores a file or a folder among the artifacts, under `folder`; the path may be gone afterwards."""
         self._lane("files").put(File(Path(path).absolute(), folder))
+
+    def log_item(self, item: Item) -> None:
+        """Stores what else belongs to the run, such as a `FinalModel` or a `DataInput`."""
+        self._lane("files").put(item)
 
     def finish(self, status: str = "FINISHED", error: BaseException | None = None) -> None:
         """Sends what is left and closes the run. The first call counts; before `start` it does nothing.
@@ -187,6 +201,9 @@ class RunTracker:
         if self.run_id is None or self._closed:
             return
         self._closed = True
+        if self._monitor is not None:
+            self._monitor.stop()
+            self.log_metrics({}, step=0)
         if self._renamed:
             self.log_text(json.dumps(self._renamed, indent=1), "names.json")
         if error is not None:
@@ -198,7 +215,8 @@ class RunTracker:
         failure = self._close(status, patient=not lanes[0].pending)
         lanes[1].finish()
         if failure or any(lane.pending or lane.refused for lane in lanes):
-            self._keep_lost(status, failure, lanes)
+            facts = {"run_id": self.run_id, "uri": shown(self.uri), "status": status}
+            keep_lost(self._lost_folder, facts, failure, lanes)
 
     def _lane(self, name: str) -> Lane:
         lane = self._values if name == "values" else self._files
@@ -217,28 +235,6 @@ class RunTracker:
             except Exception as error:  # a fault of the store: reported by the caller
                 cause = one_line(error)
         return cause
-
-    def _keep_lost(self, status: str, failure: str | None, lanes: list[Lane]) -> None:
-        content = {
-            "run_id": self.run_id,
-            "uri": shown(self.uri),
-            "status": status,
-            "status_written": failure is None,
-            "cause": failure or next((lane.cause for lane in lanes if lane.cause), None),
-            "not_sent": [item.record() for lane in lanes for item in lane.pending],
-            "refused": [{**item.record(), "cause": cause} for lane in lanes for item, cause in lane.refused],
-        }
-        name, text = f"tracking-lost-{self.run_id}.json", json.dumps(content, indent=1, default=str)
-        for folder in (self._lost_folder, Path(tempfile.gettempdir())):
-            try:
-                (folder / name).write_text(text)
-            except OSError as error:
-                log.warning("tracking: %s cannot be written (%s)", folder / name, one_line(error))
-            else:
-                log.warning(
-                    "tracking: run %s is incomplete in the store; the rest is in %s", self.run_id, folder / name
-                )
-                return
 
 
 def _run_name(config: Mapping[str, Any], flat: Mapping[str, Any]) -> str:

@@ -10,6 +10,7 @@ import os
 import sys
 import threading
 import time
+from collections import deque
 from collections.abc import Callable
 from typing import Any
 
@@ -33,7 +34,7 @@ class SystemMonitor:
                 so that a run which is resumed goes on counting.
         """
         self._since = time.time() if since is None else since
-        self._read: list[tuple[str, float, int, int]] = []
+        self._read: deque[tuple[str, float, int, int]] = deque()
         self._stop = threading.Event()
         self._sources = [source for source in (_machine(), _gpus) if source is not None]
         self._thread = threading.Thread(target=self._watch, name="fl-lightning-system-metrics", daemon=True)
@@ -41,8 +42,7 @@ class SystemMonitor:
 
     def take(self) -> list[tuple[str, float, int, int]]:
         """What was read since the last call, as (name, value, milliseconds since the epoch, step)."""
-        taken, self._read = self._read, []
-        return taken
+        return [self._read.popleft() for _ in range(len(self._read))]
 
     def stop(self) -> None:
         """Ends the thread; waits for it 2 s at most. Calling it again does nothing."""
@@ -59,7 +59,7 @@ class SystemMonitor:
                     log.debug("tracking: no system metrics: %s", error)
                     continue
                 stamp, step = int(now * 1000), int(now - self._since)
-                self._read = self._read + [(f"system/{name}", value, stamp, step) for name, value in found.items()]
+                self._read.extend((f"system/{name}", value, stamp, step) for name, value in found.items())
 
 
 def _interval() -> float:
@@ -107,6 +107,6 @@ def _gpus() -> dict[str, float]:
         found[f"gpu_{number}_memory_usage_percentage"] = round((total - free) / total * 100, 1)
         try:
             found[f"gpu_{number}_utilization_percentage"] = float(torch.cuda.utilization(number))
-        except (ImportError, RuntimeError):
+        except Exception:  # no nvidia-ml-py, or a part of a GPU, which has no load of its own
             continue
     return found

@@ -1,0 +1,44 @@
+"""How often a sweep draws its random axes: a number that was asked for, or one drawn so that tuning can be paid for."""
+
+from collections.abc import Sequence
+
+from fl_lightning import ConfigError, RunConfig
+from fl_lightning.config import Cell, SweepConfig
+from fl_lightning.rng import numpy_generator
+
+
+def number_of_samples(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell]) -> int:
+    """How often the random axes are drawn: as often as asked for, or a random number of times.
+
+    Raises:
+        ConfigError: a random number without the store that would keep the ledgers for its account.
+    """
+    if sweep.selection.distribution == "none":
+        return sweep.num_samples
+    if not base.tracking.enabled:
+        raise ConfigError(
+            f"sweep.selection.distribution={sweep.selection.distribution}: needs tracking.enabled=true, for it is "
+            "accounted for by the ledgers that the tracking store keeps"
+        )
+    _check_alike(base, sweep)
+    from fl_lightning.privacy.selection import draw_trials
+
+    chosen = sweep.selection
+    assert chosen.mean is not None, "the schema asks for the mean wherever there is a distribution"
+    return draw_trials(chosen.distribution, chosen.mean, chosen.eta, numpy_generator(cells[0].seed, "selection"))
+
+
+def _check_alike(base: RunConfig, sweep: SweepConfig) -> None:
+    """Each trial draws a seed of its own; what it releases must not follow from that seed."""
+    at = f"sweep.selection.distribution={sweep.selection.distribution}"
+    if base.partition.kind not in ("iid", "file") and base.privacy.level == "sample":
+        raise ConfigError(
+            f"{at}: partition.kind={base.partition.kind} gives clients other sizes, and so other costs, at every seed; "
+            "use iid or file"
+        )
+    secret = base.privacy.level != "sample" and getattr(base.privacy, "sampling", "full") != "full"
+    if base.fl.cohort_size < base.fl.num_clients and base.fl.cohort_schedule is None and not secret:
+        raise ConfigError(
+            f"{at}: cohorts of {base.fl.cohort_size} of {base.fl.num_clients} clients are drawn anew at every seed, "
+            "and with them who pays how often; let all take part, or keep cohorts secret (privacy.sampling)"
+        )
