@@ -13,6 +13,7 @@ from typing import Annotated, NoReturn
 import typer
 
 from fl_lightning import __version__
+from fl_lightning.cli_compare import COMPARE_EXAMPLES, compare
 from fl_lightning.cli_options import ConfigDir, ConfigFile, Debug, Output, Overrides, Quiet, Uri
 from fl_lightning.cli_output import check_output, write_json
 from fl_lightning.cli_privacy import privacy_app
@@ -176,6 +177,7 @@ def config(
 
 app.command(epilog=SWEEP_EXAMPLES)(sweep)
 app.command(epilog=REPORT_EXAMPLES)(report)
+app.command(epilog=COMPARE_EXAMPLES)(compare)
 app.command(epilog=VERIFY_EXAMPLES)(verify)
 
 

@@ -5,6 +5,7 @@ from typing import Annotated
 
 import typer
 
+from fl_lightning.cli_compare import FormatOption, Target, show
 from fl_lightning.cli_options import ConfigDir, ConfigFile, Debug, Output, Overrides, Quiet, Uri
 from fl_lightning.cli_output import check_output, write_json
 
@@ -28,7 +29,9 @@ A sweep file:
 REPORT_EXAMPLES = """\b
 Examples:
   fl-lightning report 4f2c0a...
-  fl-lightning report 4f2c0a... --out tables/
+  fl-lightning report 4f2c0a... --out tables/ --target 0.8
+  fl-lightning report 4f2c0a... --format html
+  fl-lightning report 4f2c0a... --format latex > table.tex
 """
 
 
@@ -68,15 +71,17 @@ def report(
     out: Annotated[
         Path | None, typer.Option("--out", metavar="DIR", help="folder for the files; default mlruns/reports/SWEEP_ID")
     ] = None,
+    format: FormatOption = "md",
+    target: Target = None,
     debug: Debug = False,
 ) -> None:
-    """Compare a sweep's trials: a table over seeds as markdown and CSV, and accuracy curves as PNG.
+    """Compare a sweep's trials: tables over seeds with tests and costs as markdown and CSV, accuracy curves as PNG.
 
+    --format latex adds booktabs tables, --format html one page with everything in it; --format chooses what is printed.
     The same files are kept with the sweep in MLflow.
     """
     from fl_lightning.analysis.report import make_report
 
-    result = make_report(sweep_id, uri=uri, experiment=experiment, out=out.absolute() if out else None)
-    typer.echo(Path(result["markdown"]).read_text())
-    for name in ("markdown", "csv", *(key for key in result if key.startswith(("curves", "epsilon")))):
-        typer.echo(f"{name.replace('_', ' ')}: {result[name]}")
+    place = out.absolute() if out else None
+    result = make_report(sweep_id, uri=uri, experiment=experiment, out=place, format=format, target=target)
+    show(result, format)

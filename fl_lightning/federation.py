@@ -173,12 +173,16 @@ def _metrics(
     """A round in numbers. What a real server could not see, or must not tell, is named oracle/."""
     raw = "" if shield.trust == "local" else "oracle/"  # one upload carries no noise, or a share of it
     counted = "oracle/" if shield.unit == "client" else ""  # steps tell of a client's examples
+    drawn = "oracle/" if shield.level != "none" else ""  # and gradients of how many were drawn
+    sent = sum(m.size for m in messages if m.steps or shield.unit == "client")
     norms = [float(torch.linalg.vector_norm(m.vectors["delta"])) for m in messages]
     metrics = {
         f"{raw}upload_norm/mean": sum(norms) / len(norms) if norms else 0.0,
         f"{raw}upload_norm/max": max(norms, default=0.0),
         "server_step_norm": float(torch.linalg.vector_norm(after.w - before.w)),
         f"{counted}local_steps": float(sum(m.steps for m in messages)),
+        f"{drawn}gradients": float(sum(m.oracle.get("gradients", 0.0) for m in messages)),
+        f"{raw}upload_bytes": float(sent),
     }
     for name in ("update_norm", "clipped"):
         values = [m.oracle[name] for m in messages if name in m.oracle]

@@ -90,6 +90,12 @@ class Message:
     owed: float = 0.0
 
     @property
+    def size(self) -> int:
+        """Bytes of what crosses the wire: every entry of vectors and buffers at its own width, 4 for each scalar."""
+        tensors = [*self.vectors.values(), *self.buffers.values()]
+        return sum(tensor.numel() * tensor.element_size() for tensor in tensors) + 4 * len(self.scalars)
+
+    @property
     def undeclared(self) -> tuple[str, ...]:
         """Fields of the upload that no release covers."""
         covered = {name for release in self.releases for name in release.covers}

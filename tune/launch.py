@@ -202,6 +202,7 @@ def _trial(plan: Plan, result: Any) -> Trial:
         privacy=outcome.get("privacy"),
         target_epsilon=getattr(point.config.privacy, "target_epsilon", None),
         badge=outcome.get("badge"),
+        partition_sha256=outcome.get("partition_sha256"),
         error=outcome.get("error"),
         metrics=outcome.get("metrics", {}),
         history={name: tuple(map(tuple, points)) for name, points in outcome.get("history", {}).items()},

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from fl_lightning import FLError, Observer, RoundRecord, RunResult
-from fl_lightning.analysis.trials import AXIS_TAG, axis_text, setting_of
+from fl_lightning.analysis.trials import AXIS_TAG, HISTORY, axis_text, setting_of
 from fl_lightning.tracking import RunTracker, children
 from tune.space import Plan, Point
 
@@ -124,11 +124,19 @@ def outcome_of(result: RunResult) -> dict[str, Any]:
         "privacy": final.pop("privacy", None),
         "final": final,
         "metrics": {**last.metrics, "oracle/train_loss": last.train_loss, "seconds": last.seconds},
-        "history": {
-            name: [(r.round, getattr(r, name)) for r in result.rounds if getattr(r, name) is not None]
-            for name in ("test_accuracy", "test_loss")
-        },
+        "history": history_of(result),
     }
+
+
+def history_of(result: RunResult) -> dict[str, list[tuple[int, float]]]:
+    """The rounds of the metrics in `HISTORY` that the run has measured, as MLflow would give them."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for record in result.rounds:
+        for name in HISTORY:
+            value = getattr(record, name, record.metrics.get(name))
+            if value is not None:
+                found.setdefault(name, []).append((record.round, value))
+    return found
 
 
 def failure_of(error: BaseException) -> dict[str, Any]:

@@ -1,6 +1,6 @@
 """Figures, drawn without a display and readable in grey and by colour-blind eyes."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from textwrap import fill
@@ -106,6 +106,62 @@ def accuracy_curves(
     return _save(figure, path)
 
 
+@dataclass(frozen=True)
+class Spending:
+    """Accuracy by what it cost: `spent[name][i]` belongs to `points[i]`; a cost that was not recorded is absent."""
+
+    label: str
+    points: Sequence[Point]
+    spent: Mapping[str, Sequence[float]]
+
+
+def accuracy_by_cost(
+    spendings: Sequence[Spending], path: Path, axes: Mapping[str, str], *, title: str, notes: Sequence[str] = ()
+) -> Path:
+    """Draws mean accuracy against each cost, side by side under one legend; lines look as in `accuracy_curves`.
+
+    Args:
+        spendings: in the order of the legend.
+        path: the PNG file to write; its folder is made.
+        axes: cost -> what its axis says.
+        title: above the panels.
+        notes: sentences that belong to what is drawn, under the panels.
+
+    Returns:
+        `path`.
+    """
+    from matplotlib.ticker import EngFormatter, MaxNLocator
+
+    figure, panels = _figure(4.2, title, notes, panels=len(axes))
+    for panel, (name, words) in zip(panels, axes.items(), strict=True):
+        for number, item in enumerate(spendings):
+            spent = item.spent.get(name, ())
+            panel.plot(
+                spent,
+                [point.mean for point in item.points] if spent else [],
+                label=_label(item.label),
+                color=COLOURS[number % len(COLOURS)],
+                linestyle=STYLES[number % len(STYLES)],
+                linewidth=1.6,
+                marker=MARKERS[number % len(MARKERS)],
+                markersize=4.5,
+                markevery=(number % max(1, len(spent) // 4), max(1, len(spent) // 4)),
+            )
+        panel.set_xlabel(words)
+        panel.xaxis.set_major_locator(MaxNLocator(nbins=5))
+        panel.xaxis.set_major_formatter(EngFormatter(sep=" "))
+    panels[0].set_ylabel("test accuracy")
+    figure.legend(
+        *panels[0].get_legend_handles_labels(),
+        loc="outside lower left",
+        ncols=3,
+        fontsize=8,
+        handlelength=3.2,
+        frameon=False,
+    )
+    return _save(figure, path)
+
+
 def accuracy_against_epsilon(
     trades: Sequence[Trade],
     path: Path,
@@ -167,8 +223,8 @@ def accuracy_against_epsilon(
     return _save(figure, path)
 
 
-def _figure(height: float, title: str, notes: Sequence[str]) -> tuple[Any, Any]:
-    """A figure with one pair of axes, the title above them and the notes below."""
+def _figure(height: float, title: str, notes: Sequence[str], panels: int = 1) -> tuple[Any, Any]:
+    """A figure with one pair of axes, or a list of `panels` beside each other, the title above and the notes below."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -176,14 +232,18 @@ def _figure(height: float, title: str, notes: Sequence[str]) -> tuple[Any, Any]:
     lines = text.count("\n") + 1 if text else 0
     figure = Figure(figsize=(10.0, height + NOTE_HEIGHT * lines), layout="constrained")
     FigureCanvasAgg(figure)
-    axes = figure.add_subplot()
-    axes.set_title(fill(title, TITLE_WIDTH), fontsize=11, loc="left")
-    axes.grid(True, color="#dddddd", linewidth=0.6)
-    axes.set_axisbelow(True)
-    axes.spines[["top", "right"]].set_visible(False)
+    every = list(figure.subplots(1, panels, squeeze=False, sharey=True)[0])
+    if panels == 1:
+        every[0].set_title(fill(title, TITLE_WIDTH), fontsize=11, loc="left")
+    else:
+        figure.suptitle(fill(title, TITLE_WIDTH + 30), fontsize=11, x=0.01, ha="left")
+    for axes in every:
+        axes.grid(True, color="#dddddd", linewidth=0.6)
+        axes.set_axisbelow(True)
+        axes.spines[["top", "right"]].set_visible(False)
     if text:
         figure.supxlabel(text, x=0.01, ha="left", fontsize=8)
-    return figure, axes
+    return figure, every[0] if panels == 1 else every
 
 
 def _label(text: str) -> str:

@@ -114,6 +114,13 @@ def families(rows: Sequence[Row], axes: Sequence[str] = ()) -> list[Family]:
     return found
 
 
+def groups(found: Sequence[Family]) -> list[tuple[str, list[str]]]:
+    """(promise in words, settings) of what may be compared: each promise at each budget, then what protects nothing."""
+    private = any(family.budgets for family in found)
+    named = [(family.title(budget), budget.settings) for family in found for budget in family.budgets]
+    return [*named, ("no privacy" if private else "", list(found[0].references))]
+
+
 def mismatch(found: Sequence[Family]) -> str:
     """The sentence that says why there are several tables or figures; empty where there is one of each.
 

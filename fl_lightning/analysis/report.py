@@ -8,13 +8,17 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.analysis.promises import Family, families
+from fl_lightning.analysis.comparisons import as_json, standings
+from fl_lightning.analysis.document import Figure
+from fl_lightning.analysis.promises import Family, families, groups
+from fl_lightning.analysis.report_extras import cost_figures, first_trial_figures
 from fl_lightning.analysis.report_figures import draw
-from fl_lightning.analysis.report_text import report_text
+from fl_lightning.analysis.report_formats import Format, written
+from fl_lightning.analysis.report_text import report_blocks
 from fl_lightning.analysis.selection import selection_cost
 from fl_lightning.analysis.statistics import mean
-from fl_lightning.analysis.tables import settings_table, to_csv
-from fl_lightning.analysis.trials import Trial, by_setting, from_children
+from fl_lightning.analysis.tables import caveats, settings_table, to_csv
+from fl_lightning.analysis.trials import HISTORY, Trial, by_setting, from_children
 from fl_lightning.tracking import ChildRun, children, connect, find_parent, log_artifact_file, resolve_uri
 
 SWEEP_FILE = "sweep.json"
@@ -59,7 +63,13 @@ class Sweep:
 
 
 def make_report(
-    sweep_id: str, *, uri: str | None = None, experiment: str | None = None, out: Path | None = None
+    sweep_id: str,
+    *,
+    uri: str | None = None,
+    experiment: str | None = None,
+    out: Path | None = None,
+    format: Format = "md",
+    target: float | None = None,
 ) -> dict[str, Any]:
     """Reads a sweep from MLflow, writes its report, and stores it with the parent run.
 
@@ -68,11 +78,14 @@ def make_report(
         uri: `tracking.uri`; None: see `resolve_uri`.
         experiment: where to look; None: in all experiments.
         out: folder of the report; None: `mlruns/reports/<sweep id>` in the start folder.
+        format: "latex" and "html" write a further file; "md" and "csv" are always written.
+        target: a test accuracy in [0, 1], to count rounds and seconds to.
 
     Returns:
-        `sweep_id`, `parent_run_id`, `table` (rows as in `settings_table`), `best`, `best_by_promise`, `selection` (from
-        `selection_cost`), `skipped`, `failed`, and the paths `markdown`, `csv`, `summary`, `curves` (with `curves_2`
-        ... for further promises and budgets) and `epsilon` where epsilon was varied.
+        `sweep_id`, `parent_run_id`, `table` (rows as in `settings_table`), `statistics` (from `standings`), `best`,
+        `best_by_promise`, `selection` (from `selection_cost`), `skipped`, `failed`, and the paths `markdown`, `csv`,
+        `summary`, `curves` (with `curves_2` ... for further promises and budgets), `epsilon` where epsilon was varied,
+        and `latex` or `html` where asked for.
 
     Raises:
         TrackingError: no such sweep (the message lists those that exist), or the store cannot be used.
@@ -80,16 +93,21 @@ def make_report(
     address = resolve_uri(uri)
     parent = find_parent(address, experiment, sweep_id)
     sweep = _read_sweep(address, parent, sweep_id)
-    runs = children(address, parent, history=("test_accuracy", "test_loss"))
-    trials = from_children(runs, _privacy_of(address, runs), sweep.axes)
+    runs = children(address, parent, history=HISTORY)
+    trials = from_children(runs, privacy_of(address, runs), sweep.axes)
     selection = stored_selection_cost(address, sweep, trials)
-    paths = write_report(sweep, trials, out or Path.cwd() / "mlruns" / "reports" / sweep_id, selection)
+    folder = out or Path.cwd() / "mlruns" / "reports" / sweep_id
+    with tempfile.TemporaryDirectory() as fetched:
+        extras = first_trial_figures(address, trials, Path(fetched)) if format == "html" else []
+        paths = write_report(sweep, trials, folder, selection, format=format, target=target, extras=extras)
     store_report(address, parent, paths)
-    rows = settings_table(trials, sweep.skipped)
+    rows = settings_table(trials, sweep.skipped, target)
+    compared = standings(trials, families(rows, sweep.axes), sweep.metric, sweep.mode)
     return {
         "sweep_id": sweep_id,
         "parent_run_id": parent,
         "table": rows,
+        "statistics": as_json(compared),
         "best": best_setting(sweep, trials),
         "best_by_promise": best_settings(sweep, trials, families(rows, sweep.axes)),
         "selection": selection,
@@ -100,27 +118,46 @@ def make_report(
 
 
 def write_report(
-    sweep: Sweep, trials: Sequence[Trial], out: Path, selection: Mapping[str, Any] | None = None
+    sweep: Sweep,
+    trials: Sequence[Trial],
+    out: Path,
+    selection: Mapping[str, Any] | None = None,
+    *,
+    format: Format = "md",
+    target: float | None = None,
+    extras: Sequence[Figure] = (),
 ) -> dict[str, Path]:
     """Writes report.md, report.csv, summary.json and the figures to a folder; returns their paths by kind.
 
-    Private runs of different promises or budgets share no table and no figure. `selection` is from `selection_cost`.
+    Private runs of different promises or budgets share no table and no figure. `selection` is from `selection_cost`,
+    `format` and `target` are as in `make_report`, `extras` are further figures for a page.
     """
-    rows = settings_table(trials, sweep.skipped)
+    rows = settings_table(trials, sweep.skipped, target)
     found = families(rows, sweep.axes)
+    compared = standings(trials, found, sweep.metric, sweep.mode)
     best = best_settings(sweep, trials, found)
     out.mkdir(parents=True, exist_ok=True)
-    pictures = draw(trials, rows, found, out, f"{sweep.name} (sweep {sweep.sweep_id})")
+    title = f"{sweep.name} (sweep {sweep.sweep_id})"
+    pictures = draw(trials, rows, found, out, title)
+    if format == "html":
+        extras = [*cost_figures(trials, rows, found, out, title), *extras]
     paths = {
         "markdown": out / "report.md",
         "csv": out / "report.csv",
         **{picture.key: picture.path for picture in pictures},
         "summary": out / "summary.json",
     }
-    paths["markdown"].write_text(report_text(sweep, trials, rows, found, pictures, best, selection), encoding="utf-8")
-    paths["csv"].write_text(to_csv(rows), encoding="utf-8")
+    blocks = report_blocks(sweep, trials, rows, found, pictures, best, selection, compared, extras)
+    paths |= written(blocks, out, format, caveats(rows))
+    fields = {setting: standing.fields() for setting, standing in compared.items()}
+    paths["csv"].write_text(to_csv(rows, fields), encoding="utf-8")
     summary: dict[str, Any] = {"sweep_id": sweep.sweep_id, "table": rows, "best": best_setting(sweep, trials)}
-    summary |= {"best_by_promise": best, "selection": selection, "skipped": list(sweep.skipped)}
+    summary |= {
+        "statistics": as_json(compared),
+        "best_by_promise": best,
+        "selection": selection,
+        "skipped": list(sweep.skipped),
+    }
     paths["summary"].write_text(json.dumps(summary, indent=1, default=str) + "\n", encoding="utf-8")
     return paths
 
@@ -163,11 +200,8 @@ def best_settings(sweep: Sweep, trials: Sequence[Trial], found: Sequence[Family]
 
     As `best_setting`, with `promise` in words; it is empty in a sweep without privacy.
     """
-    private = any(family.budgets for family in found)
-    groups = [(family.title(budget), budget.settings) for family in found for budget in family.budgets]
-    groups.append(("no privacy" if private else "", [s for s in found[0].references]))
     best = []
-    for promise, settings in groups:
+    for promise, settings in groups(found):
         chosen = best_setting(sweep, [trial for trial in trials if trial.setting in settings])
         if chosen is not None:
             best.append({**chosen, "promise": promise})
@@ -183,7 +217,8 @@ def _read_sweep(uri: str, parent_run_id: str, sweep_id: str) -> Sweep:
     return Sweep(**known)
 
 
-def _privacy_of(uri: str, runs: Sequence[ChildRun]) -> dict[str, Mapping[str, Any]]:
+def privacy_of(uri: str, runs: Sequence[ChildRun]) -> dict[str, Mapping[str, Any]]:
+    """Run id -> privacy statement, of the runs that have one."""
     found: dict[str, Mapping[str, Any]] = {}
     for run in runs:
         if "epsilon" in run.metrics and (content := _artifact(uri, run.run_id, "privacy.json")):

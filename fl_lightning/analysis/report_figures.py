@@ -35,21 +35,18 @@ def draw(trials: Sequence[Trial], rows: Sequence[Row], found: Sequence[Family], 
         out: folder of the files curves.png, curves-2.png ..., epsilon.png, epsilon-2.png ...
         title: of every figure; the promise is added where there are several.
     """
-    plots: list[tuple[int, Family, Budget | None]] = []
-    for number, family in enumerate(found):
-        plots += [(number, family, budget) for budget in family.budgets] or [(number, family, None)]
     pictures = []
-    for count, (number, family, budget) in enumerate(plots, start=1):
+    for count, (number, family, budget) in enumerate(plots := plots_of(found), start=1):
         shown = {*family.references, *(budget.settings if budget else ())}
         words = f"Test accuracy by round, {family.title(budget)}" if len(plots) > 1 else "Test accuracy by round"
-        path = out / _file("curves", count)
+        path = out / file_name("curves", count)
         heading = f"{title}: {family.title(budget)}" if len(plots) > 1 else title
         notes = caveats([row for row in rows if row["setting"] in shown])
         accuracy_curves(_curves(trials, rows, shown), path, title=heading, notes=notes)
         pictures.append(Picture(_key("curves", count), path, words, number))
     varied = [(number, family) for number, family in enumerate(found) if len(family.budgets) > 1]
     for count, (number, family) in enumerate(varied, start=1):
-        path = out / _file("epsilon", count)
+        path = out / file_name("epsilon", count)
         notes = caveats([row for row in rows if row["setting"] in {*family.settings, *family.references}])
         trades, references = _trades(trials, rows, family), _references(trials, rows, family)
         heading = f"{title}: {family.title()}"
@@ -59,7 +56,16 @@ def draw(trials: Sequence[Trial], rows: Sequence[Row], found: Sequence[Family], 
     return pictures
 
 
-def _file(name: str, count: int) -> str:
+def plots_of(found: Sequence[Family]) -> list[tuple[int, Family, Budget | None]]:
+    """What gets a figure of its own, with its family's number: each budget of each family."""
+    plots: list[tuple[int, Family, Budget | None]] = []
+    for number, family in enumerate(found):
+        plots += [(number, family, budget) for budget in family.budgets] or [(number, family, None)]
+    return plots
+
+
+def file_name(name: str, count: int) -> str:
+    """`curves.png`, `curves-2.png` ..."""
     return f"{name}.png" if count == 1 else f"{name}-{count}.png"
 
 
@@ -74,14 +80,17 @@ def _curves(trials: Sequence[Trial], rows: Sequence[Row], shown: Collection[str]
     for setting, group in by_setting(trials).items():
         if setting not in shown:
             continue
-        row, name = spent[setting], names[setting]
-        if row["unit"] is not None:
-            name = f"{name}\n(epsilon {epsilon_text(row)})"
-        elif private and row["n"]:
-            name = f"{name}\n({REFERENCE})"
+        name = shown_name(names[setting], spent[setting], private)
         histories = [trial.history.get("test_accuracy", ()) for trial in group if trial.finished]
         found.append(Curve(name, curve(histories)))
     return found
+
+
+def shown_name(name: str, row: Row, private: bool) -> str:
+    """A setting's name in a legend, with its epsilon, or as a reference in a figure that holds private settings."""
+    if row["unit"] is not None:
+        return f"{name}\n(epsilon {epsilon_text(row)})"
+    return f"{name}\n({REFERENCE})" if private and row["n"] else name
 
 
 def _trades(trials: Sequence[Trial], rows: Sequence[Row], family: Family) -> list[Trade]:

@@ -1,12 +1,25 @@
-"""A sweep's report as markdown: tables of what compares, with what every number means."""
+"""A sweep's report in blocks: tables of what compares, with what every number means."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
+from fl_lightning.analysis.comparisons import NOTES as STANDING_NOTES
+from fl_lightning.analysis.comparisons import Standing, standings_table
+from fl_lightning.analysis.costs import cost_cells, cost_headings, cost_notes
+from fl_lightning.analysis.document import Block, Figure, Heading, Notes, Table, Text
 from fl_lightning.analysis.promises import Family, Row, mismatch
 from fl_lightning.analysis.report_figures import Picture
-from fl_lightning.analysis.tables import Own, caveats, markdown, pivot, settings_markdown
-from fl_lightning.analysis.trials import Trial, axis_text
+from fl_lightning.analysis.tables import (
+    Own,
+    caption,
+    caveats,
+    cells,
+    columns,
+    epsilon_text,
+    pivot,
+    settings_markdown,
+)
+from fl_lightning.analysis.trials import Trial, axis_text, labels
 
 if TYPE_CHECKING:
     from fl_lightning.analysis.report import Sweep
@@ -29,7 +42,7 @@ def rows_of(family: Family, rows: Sequence[Row]) -> list[Row]:
     return [row for row in rows if row["setting"] in shown]
 
 
-def report_text(
+def report_blocks(
     sweep: "Sweep",
     trials: Sequence[Trial],
     rows: Sequence[Row],
@@ -37,7 +50,9 @@ def report_text(
     pictures: Sequence[Picture],
     best: Sequence[Mapping[str, Any]],
     selection: Mapping[str, Any] | None,
-) -> str:
+    compared: Mapping[str, Standing],
+    extras: Sequence[Figure] = (),
+) -> list[Block]:
     """The whole report.
 
     Args:
@@ -48,34 +63,93 @@ def report_text(
         pictures: from `draw`.
         best: from `best_settings`.
         selection: from `selection_cost`.
+        compared: from `standings`.
+        extras: further figures, for formats that hold them.
     """
-    parts = [f"# {sweep.name}: sweep {sweep.sweep_id}\n"]
-    parts.append(f"{_count(len(rows), 'setting')}, {_count(len(trials), 'trial')}. {_common(sweep)}\n")
-    parts.append(tables(rows, found, sweep.settings))
+    blocks: list[Block] = [Heading(f"{sweep.name}: sweep {sweep.sweep_id}", 1)]
+    blocks.append(Text(f"{_count(len(rows), 'setting')}, {_count(len(trials), 'trial')}. {_common(sweep)}"))
+    if said := mismatch(found):
+        blocks.append(Text(said))
+    named = labels(trials)
+    for family in found:
+        blocks += _family(family, rows_of(family, rows), len(found) > 1, sweep, compared, named)
     for family in found:
         if (across := pivot(rows_of(family, rows))) is not None:
             which = f", {family.title()}" if len(found) > 1 else ""
-            parts += [f"## Algorithms across settings{which}\n", markdown(*across)]
-            parts += [f"{line}\n" for line in caveats(rows_of(family, rows))]
-    parts += [_best(item, sweep) for item in best]
+            blocks += [Heading(f"Algorithms across settings{which}"), Table(*across)]
+            blocks += [Notes([line]) for line in caveats(rows_of(family, rows))]
+    blocks += [Text(_best(item, sweep)) for item in best]
     if best:
-        parts.append("Chosen on the test set, so it is optimistic.\n")
+        blocks.append(Text("Chosen on the test set, so it is optimistic."))
     if selection is not None:
-        parts.append(f"{selection['words']}\n")
-    parts += [f"![{picture.words}]({picture.path.name})\n" for picture in pictures]
+        blocks.append(Text(str(selection["words"])))
+    blocks += [Figure(picture.path, picture.words) for picture in pictures]
+    blocks += extras
     failures = [trial for trial in trials if not trial.finished]
     if failures:
         headings = ["trial", "parameters", "seed", "status", "error"]
-        parts += ["## Trials that did not finish\n", markdown(headings, [_failure(trial) for trial in failures])]
-    return "\n".join(parts)
+        blocks.append(Heading("Trials that did not finish"))
+        blocks.append(Table(headings, [_failure(trial) for trial in failures]))
+    return blocks
+
+
+def _family(
+    family: Family,
+    rows: Sequence[Row],
+    several: bool,
+    sweep: "Sweep",
+    compared: Mapping[str, Standing],
+    named: Mapping[str, str],
+) -> list[Block]:
+    """What may stand in one table: the settings, the same over seeds with tests in pairs, and what they cost."""
+    budget = family.budgets[0] if len(family.budgets) == 1 else None
+    blocks: list[Block] = [Heading(f"Promise: {family.title(budget)}")] if several else []
+    headings = columns(rows)
+    lines = [cells(row, headings) for row in rows]
+    bold = family.settings if family.budgets else family.references
+    best = best_cells(rows, headings, [setting for setting in bold if setting in compared], compared, sweep.metric)
+    title = f"{sweep.name}: {sweep.metric}" + (f", {family.title(budget)}" if several or budget else "")
+    blocks += [Table(headings, lines, best, title), Notes(caption(rows, sweep.settings))]
+    shown = [compared[row["setting"]] for row in rows if row["setting"] in compared]
+    measured = [row for row in rows if row["n"]]
+    if not measured:
+        return blocks
+    said = caveats(rows)
+    table = standings_table(shown, named, sweep.metric, f"{title}, over seeds", bold)
+    notes = STANDING_NOTES if any(standing.result is not None for standing in shown) else ()
+    blocks += [Heading("Over seeds", 3), table, Notes([*notes, *said])]
+    return [*blocks, Heading("Cost", 3), _costs(measured, named, f"{title}, cost"), Notes([*cost_notes(rows), *said])]
+
+
+def best_cells(
+    rows: Sequence[Row], headings: Sequence[str], bold: Collection[str], compared: Mapping[str, Standing], metric: str
+) -> frozenset[tuple[int, int]]:
+    """Where a table shows the best value of a promise and budget that has several; none where it is not shown.
+
+    `bold` are the settings that may be marked: references beside private settings may not.
+    """
+    heading = metric.replace("_", " ")
+    if heading not in headings:
+        return frozenset()
+    column = headings.index(heading)
+    return frozenset(
+        (number, column)
+        for number, row in enumerate(rows)
+        if row["setting"] in bold and compared[row["setting"]].is_best
+    )
+
+
+def _costs(rows: Sequence[Row], named: Mapping[str, str], name: str) -> Table:
+    headings = cost_headings(rows)
+    lines = [[named[row["setting"]], str(row["n"]), *cost_cells(row, headings), epsilon_text(row)] for row in rows]
+    return Table(["setting", "seeds", *headings, "epsilon"], lines, name=name)
 
 
 def _best(best: Mapping[str, Any], sweep: "Sweep") -> str:
     swept = ", ".join(f"{key}={axis_text(value)}" for key, value in best["params"].items()) or "the only setting"
     among = f" ({best['promise']})" if best["promise"] else ""
     return (
-        f"Best mean {sweep.metric} ({sweep.mode}){among}: {swept}, {best['mean']:.4f} over "
-        f"{_count(best['n'], 'seed')}.\n"
+        f"Best mean {sweep.metric} ({sweep.mode}){among}: {swept}, {best['mean']:.4f} over {_count(best['n'], 'seed')}."
     )
 
 

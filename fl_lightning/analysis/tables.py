@@ -6,7 +6,9 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fl_lightning.analysis.statistics import mean, sample_sd
+from fl_lightning.analysis.costs import FIELDS as COST_FIELDS
+from fl_lightning.analysis.costs import costs
+from fl_lightning.analysis.statistics import confidence_interval, mean, sample_sd
 from fl_lightning.analysis.trials import ALGORITHM_AXES, Trial, algorithm_of, axis_text, by_setting, varying
 
 Row = dict[str, Any]
@@ -17,13 +19,16 @@ PLUS_MINUS = "\u00b1"
 DELTA = "\u03b4"
 
 
-def settings_table(trials: Sequence[Trial], skipped: Sequence[Mapping[str, Any]] = ()) -> list[Row]:
+def settings_table(
+    trials: Sequence[Trial], skipped: Sequence[Mapping[str, Any]] = (), target: float | None = None
+) -> list[Row]:
     """One row per setting, in the order of the trials, then those that were skipped.
 
     Each row has `setting`, `algorithm`, `params`, `seeds` (of the finished trials), `n` (their number),
-    `test_accuracy_mean`, `test_accuracy_sd` (sample standard deviation, None for n < 2), `test_loss_mean`, `epsilon`
-    (the largest over the seeds), `unit`, `delta`, `adjacency`, `sampling`, `trust_model` of that epsilon,
-    `target_epsilon`, `badge` (NOT PRIVATE if any seed is), `warnings` (what must be said wherever the row is shown),
+    `test_accuracy_mean`, `test_accuracy_sd` (sample standard deviation, None for n < 2), `test_accuracy_low` and
+    `_high` (95 % interval for the mean), `test_loss_mean`, what `costs` gives, `epsilon` (the largest over the seeds),
+    `unit`, `delta`, `adjacency`, `sampling`, `trust_model` of that epsilon, `target_epsilon`, `badge` (NOT PRIVATE if
+    any seed is), `warnings` (what must be said wherever the row is shown),
     `failed` (how many did not finish) and `skipped` (why the sweep left it out, or None). What is not known is None: a
     mean over no finished trial, or over losses that are not all finite. A row with a unit but no epsilon has an
     infinite one; a row without a unit protects nothing.
@@ -31,18 +36,20 @@ def settings_table(trials: Sequence[Trial], skipped: Sequence[Mapping[str, Any]]
     Args:
         trials: of all settings that were tried.
         skipped: `setting`, `algorithm`, `params` and `reason` of each that was not.
+        target: a test accuracy in [0, 1]; the rounds and seconds to it are costs.
     """
-    rows = [_row(setting, group) for setting, group in by_setting(trials).items()]
+    rows = [_row(setting, group, target) for setting, group in by_setting(trials).items()]
     left_out = [Trial("-", item["setting"], item["params"], 0, item["algorithm"], "skipped") for item in skipped]
     reasons = [item["reason"] for item in skipped]
-    return [*rows, *(_row(trial.setting, [trial], why) for trial, why in zip(left_out, reasons, strict=True))]
+    return [*rows, *(_row(trial.setting, [trial], target, why) for trial, why in zip(left_out, reasons, strict=True))]
 
 
-def _row(setting: str, group: Sequence[Trial], skipped: str | None = None) -> Row:
+def _row(setting: str, group: Sequence[Trial], target: float | None, skipped: str | None = None) -> Row:
     finished = [trial for trial in group if trial.finished]
     accuracies = _measured(finished, "test_accuracy")
     statement = next((trial.privacy for trial in finished if trial.privacy), None) or {}
     epsilons = _measured(finished, "epsilon") if statement else []
+    low, high = (confidence_interval(accuracies) if all(map(math.isfinite, accuracies)) else None) or (None, None)
     bounded = len(epsilons) == len(finished) > 0 and all(map(math.isfinite, epsilons))
     return {
         "setting": setting,
@@ -52,7 +59,10 @@ def _row(setting: str, group: Sequence[Trial], skipped: str | None = None) -> Ro
         "n": len(finished),
         "test_accuracy_mean": _finite(mean(accuracies)),
         "test_accuracy_sd": _finite(sample_sd(accuracies)),
+        "test_accuracy_low": low,
+        "test_accuracy_high": high,
         "test_loss_mean": _finite(mean(_measured(finished, "test_loss"))),
+        **costs(finished, target),
         "epsilon": max(epsilons) if bounded else None,
         **{key: statement.get(key) for key in PRIVACY_KEYS},
         "target_epsilon": finished[0].target_epsilon if statement else None,
@@ -109,8 +119,12 @@ def epsilon_text(row: Mapping[str, Any]) -> str:
     """The epsilon, rounded up, never without the unit it protects and its delta; a dash for a run without privacy."""
     if row["unit"] is None:
         return "-"
-    shown = "infinite" if row["epsilon"] is None else f"{math.ceil(row['epsilon'] * 100 - 1e-9) / 100:.2f}"
-    return f"{shown} per {row['unit']}, {DELTA}={_delta(row['delta'])}"
+    return f"{epsilon_number(row)} per {row['unit']}, {DELTA}={_delta(row['delta'])}"
+
+
+def epsilon_number(row: Mapping[str, Any]) -> str:
+    """The epsilon rounded up, for places whose heading says what it protects."""
+    return "infinite" if row["epsilon"] is None else f"{math.ceil(row['epsilon'] * 100 - 1e-9) / 100:.2f}"
 
 
 def _delta(delta: Any) -> str:
@@ -224,20 +238,30 @@ def _other(row: Row) -> str:
     return ", ".join(others) or "default"
 
 
-def to_csv(rows: Sequence[Row]) -> str:
-    """All rows with full precision: one column per axis, empty where there is no value."""
+def to_csv(rows: Sequence[Row], compared: Mapping[str, Mapping[str, Any]] | None = None) -> str:
+    """All rows with full precision: one column per axis, empty where there is no value.
+
+    Args:
+        rows: from `settings_table`.
+        compared: setting -> `Standing.fields()`, columns of their own.
+    """
     axes = list(dict.fromkeys(key for row in rows for key in row["params"]))
     measured = ["n", "test_accuracy_mean", "test_accuracy_sd", "test_loss_mean", "epsilon", "target_epsilon"]
     measured += [*PRIVACY_KEYS, "badge", "failed"]
+    more = ["test_accuracy_low", "test_accuracy_high", "target", "reached", *COST_FIELDS]
+    fields = list(dict.fromkeys(name for found in (compared or {}).values() for name in found))
     said = ["warnings", "skipped"]
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["setting", *([] if "algorithm" in axes else ["algorithm"]), *axes, "seeds", *measured, *said])
+    first = ["setting", *([] if "algorithm" in axes else ["algorithm"]), *axes, "seeds"]
+    writer.writerow([*first, *measured, *said, *more, *fields])
     for row in rows:
         own = [] if "algorithm" in axes else [row["algorithm"]]
         values = [axis_text(row["params"][key]) if key in row["params"] else "" for key in axes]
         seeds = " ".join(map(str, row["seeds"]))
-        numbers = ["" if row[key] is None else row[key] for key in measured]
+        against = (compared or {}).get(row["setting"], {})
+        numbers, further = [["" if row[key] is None else row[key] for key in keys] for keys in (measured, more)]
+        further += ["" if against.get(key) is None else against[key] for key in fields]
         words = [" ".join(row["warnings"]), row["skipped"] or ""]
-        writer.writerow([row["setting"], *own, *values, seeds, *numbers, *words])
+        writer.writerow([row["setting"], *own, *values, seeds, *numbers, *words, *further])
     return text.getvalue()

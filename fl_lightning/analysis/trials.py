@@ -3,7 +3,7 @@
 import hashlib
 import json
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -12,6 +12,17 @@ if TYPE_CHECKING:
 AXIS_TAG = "sweep."
 """A trial's MLflow run has the tag `sweep.<axis>` for each swept key, with its value as text."""
 
+
+HISTORY = (
+    "test_accuracy",
+    "test_loss",
+    "seconds",
+    "gradients",
+    "oracle/gradients",
+    "upload_bytes",
+    "oracle/upload_bytes",
+)
+"""The metrics whose rounds a report reads."""
 
 ALGORITHM_AXES = ("algorithm", "algorithm.name")
 """The axes that choose the algorithm: by preset, or by name."""
@@ -36,6 +47,7 @@ class Trial:
         error: `type` and `message` of what ended a failed trial; None otherwise.
         metrics: the last value of everything else that was measured.
         history: metric -> (round, value) pairs.
+        partition_sha256: names how its data were dealt out; None where it is not known.
     """
 
     trial_id: str
@@ -52,6 +64,7 @@ class Trial:
     error: Mapping[str, str] | None = None
     metrics: Mapping[str, float] = field(default_factory=dict)
     history: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
+    partition_sha256: str | None = None
 
     @property
     def finished(self) -> bool:
@@ -118,7 +131,14 @@ def _from_child(child: "ChildRun", trial_id: str, privacy: Mapping[str, Any] | N
         error=error,
         metrics=child.metrics,
         history=child.history,
+        partition_sha256=child.tags.get("partition_sha256"),
     )
+
+
+def from_run(run: "ChildRun", name: str, privacy: Mapping[str, Any] | None) -> Trial:
+    """A single run as a trial of its own setting, called by its algorithm and a short name."""
+    trial = _from_child(run, name, privacy, ())
+    return replace(trial, setting=run.run_id, params={"algorithm": f"{trial.algorithm} ({name})"})
 
 
 def _number(text: str | None) -> float | None:

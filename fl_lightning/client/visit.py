@@ -10,6 +10,7 @@ from torch import Tensor
 from fl_lightning.algorithms.algorithm import Algorithm
 from fl_lightning.data.loading import Sampling, sampled_share, visit_plan
 from fl_lightning.errors import FLError, PrivacyError
+from fl_lightning.local.counting import Counted
 from fl_lightning.local.solver import Batch, Context, Objective, SolverState
 from fl_lightning.records import ClientState, Message, Release, ServerState, Vector
 from fl_lightning.rng import generator
@@ -123,7 +124,7 @@ def open_visit(side: ClientSide, server: ServerState, visit: Visit) -> OpenVisit
     ctx = Context(
         client=visit.client,
         anchor=x,
-        objective=side.objective,
+        objective=Counted(side.objective),
         noise=generator(side.seed, "noise", visit.round, visit.client),
         expected_batch=samples * side.rate(samples) if samples else 1.0,
         server={name: vector.to(device) for name, vector in server.extra.items()},
@@ -191,9 +192,13 @@ def close_visit(side: ClientSide, opened: OpenVisit) -> Message:
         buffers=side.objective.buffers(),
         releases=releases,
         state=kept,
-        oracle={} if state.train_loss is None else {"train_loss": state.train_loss},
+        oracle={**_passes(opened.ctx), **({} if state.train_loss is None else {"train_loss": state.train_loss})},
     )
     return _announced(side, visit, message)
+
+
+def _passes(ctx: Context) -> dict[str, float]:
+    return {"gradients": float(ctx.objective.gradients)} if isinstance(ctx.objective, Counted) else {}
 
 
 def _announced(side: ClientSide, visit: Visit, message: Message) -> Message:

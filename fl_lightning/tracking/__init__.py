@@ -15,6 +15,7 @@ from fl_lightning.tracking.study import (
     log_metrics,
     log_text,
     open_study,
+    read_runs,
 )
 
 __all__ = [
@@ -31,6 +32,7 @@ __all__ = [
     "log_text",
     "mark_orphans",
     "open_study",
+    "read_runs",
     "resolve_uri",
     "run_page",
     "tracked",

@@ -6,7 +6,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -156,6 +156,32 @@ def children(uri: str, parent_run_id: str, *, history: Iterable[str] = ("test_ac
         return [_child(client, run, names) for run in _child_runs(client, parent_run_id)]
 
 
+def read_runs(uri: str, run_ids: Sequence[str], *, history: Iterable[str] = ("test_accuracy",)) -> list[ChildRun]:
+    """Runs by their ids or the beginnings of them, in the order asked for; `history` as in `children`.
+
+    Raises:
+        TrackingError: no such run or several, it is a sweep's, or the store cannot be used.
+    """
+    database = sqlite_path(uri)
+    if database is not None and not database.exists():
+        raise TrackingError(f"tracking.uri={shown(uri)}: there is no such database, so it holds no run {run_ids[0]}")
+    client, names, found = connect(uri), tuple(history), []
+    with explained(uri):
+        ids = [experiment.experiment_id for experiment in client.search_experiments()]
+        for run_id in run_ids:
+            alike = list(search(client, ids, f"attributes.run_id LIKE '{run_id}%'")) if run_id.isalnum() else []
+            if len(alike) != 1:
+                many = f"is the beginning of {len(alike)} runs in" if alike else "is not in"
+                raise TrackingError(
+                    f"run {run_id} {many} {shown(uri)}; give a run's whole id, as `run` printed it first"
+                )
+            if alike[0].data.tags.get("kind") == "sweep":
+                sweep_id = alike[0].data.tags.get("sweep_id")
+                raise TrackingError(f"run {run_id} is a sweep; compare its trials by fl-lightning report {sweep_id}")
+            found.append(_child(client, alike[0], names))
+    return found
+
+
 def log_artifact_file(uri: str, run_id: str, path: str | Path, folder: str | None = None) -> None:
     """Stores a file among a run's artifacts; the run may be closed already.
 
@@ -211,7 +237,7 @@ def _child(client: "MlflowClient", run: Any, names: tuple[str, ...]) -> ChildRun
         params=params,
         tags=dict(run.data.tags),
         metrics={key: _unbounded(value) for key, value in run.data.metrics.items()},
-        history={name: _rounds(client, run_id, name) for name in names},
+        history={name: _rounds(client, run_id, name) if name in run.data.metrics else () for name in names},
     )
 
 
