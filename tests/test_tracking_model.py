@@ -604,3 +604,29 @@ def test_a_resumed_run_goes_on_counting(own_store, monkeypatch):
     monitor.stop()
     taken = monitor.take()
     assert taken and all(100 <= step <= 102 for _, _, _, step in taken) and not monitor.take()
+
+
+def test_runs_that_name_the_same_data_at_once_lose_nothing(own_store):
+    """MLflow looks whether a data set is known and then stores it: runs that do so together collide."""
+    from concurrent.futures import ThreadPoolExecutor
+    from threading import Barrier
+
+    from fl_lightning.tracking import connect, ensure_experiment
+    from fl_lightning.tracking.inputs import DataInput
+
+    experiment, client = ensure_experiment(own_store, "together"), connect(own_store)
+    for attempt in range(5):
+        runs = [client.create_run(experiment).info.run_id for _ in range(8)]
+        gate = Barrier(len(runs))
+        kind = ("float32", (-1, 1, 8, 8))
+        data = DataInput("digits", "training", f"{attempt}" * 40, "here", False, kind, ("int64", (-1,)), {"n": 1})
+
+        def send(run_id: str, data: DataInput = data, gate: Barrier = gate) -> None:
+            gate.wait()
+            data.send(connect(own_store), run_id)
+
+        with ThreadPoolExecutor(len(runs)) as pool:
+            list(pool.map(send, runs))
+        for run_id in runs:
+            [found] = client.get_run(run_id).inputs.dataset_inputs
+            assert found.dataset.digest == f"{attempt}" * 32

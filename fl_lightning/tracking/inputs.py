@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -13,6 +14,9 @@ if TYPE_CHECKING:
 
 DIGEST_LENGTH = 32
 """Characters of the SHA-256 that are the digest; MLflow takes 36 at most. The profile has all of it."""
+
+PAUSES = (0.02, 0.05, 0.1, 0.2)
+"""Seconds between attempts where several runs store the same data set at once."""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,15 @@ class DataInput(Item):
             schema=json.dumps({"mlflow_tensorspec": tensors}),
             profile=json.dumps({**self.profile, "sha256": self.sha256}),
         )
-        client.log_inputs(run_id, [DatasetInput(dataset, [InputTag("mlflow.data.context", self.context)])])
+        given = [DatasetInput(dataset, [InputTag("mlflow.data.context", self.context)])]
+        for pause in PAUSES:
+            try:
+                return client.log_inputs(run_id, given)
+            except Exception as error:  # MLflow passes a database's own errors on
+                if not any(word in str(error).lower() for word in ("unique", "duplicate")):
+                    raise
+                time.sleep(pause)  # another run has just stored the same data set: it will be found next time
+        client.log_inputs(run_id, given)
 
     def halves(self) -> tuple[Item, ...]:
         return ()
