@@ -83,7 +83,9 @@ def trained(config: RunConfig) -> Trained:
 def pair(level: str, **choices: Any) -> tuple[Trained, Trained, RunConfig]:
     """The run with its noise, and the same without."""
     config = config_of(level, **choices)
-    return trained(config), trained(config_of(level, **{**choices, "z": 0.0})), config
+    of_noise = ("noise_decay", "noise_decay_rounds", "noise_cohort_size")
+    still = {key: value for key, value in choices.items() if key not in of_noise}
+    return trained(config), trained(config_of(level, **{**still, "z": 0.0})), config
 
 
 def spread(noisy: Tensor, still: Tensor) -> float:
