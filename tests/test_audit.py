@@ -84,7 +84,7 @@ def test_a_broken_mechanism_fails_the_run(privacy: dict[str, Any], fault: str, m
         run(config(**privacy))
 
 
-@pytest.mark.parametrize("seed", [1, 2])
+@pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow)])
 @pytest.mark.parametrize(
     "privacy",
     [{}, LOCAL, CENTRAL, POISSON, SHARED, MODEL],

@@ -63,7 +63,9 @@ def test_batch_norm_model_equals_debug_too() -> None:
     assert len(hashes) == 1
 
 
-@pytest.mark.parametrize(("name", "workers"), [("sam_afl", 4), ("dp_fedsam sample", 2)])
+@pytest.mark.parametrize(
+    ("name", "workers"), [pytest.param("sam_afl", 4, marks=pytest.mark.slow), ("dp_fedsam sample", 2)]
+)
 def test_any_number_of_workers_gives_the_same_bits(name: str, workers: int) -> None:
     expected = digest(s := digit_side(ALGORITHMS[name], SIZES), LightningEngine(s))
     side = digit_side(ALGORITHMS[name], SIZES)

@@ -184,6 +184,7 @@ def test_lightning_equals_debug_bit_for_bit(name: str) -> None:
     assert fit == debug
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_gives_the_same_bits() -> None:
     expected = digest(s := digit_side(ALGORITHMS["fedlaw"], SIZES), LightningEngine(s))
     engine = WorkerEngine(side := digit_side(ALGORITHMS["fedlaw"], SIZES), 2)

@@ -128,6 +128,7 @@ def test_lightning_equals_debug_bit_for_bit(optimizer) -> None:
     assert plain[0] != debug[0]
 
 
+@pytest.mark.slow
 def test_any_number_of_workers_gives_the_same_bits() -> None:
     """The client's last model travels with the visit, so it does not matter where that runs."""
     expected = digest(s := moon_side(moon(OPTIMIZER, mu=5.0)), LightningEngine(s))

@@ -99,6 +99,7 @@ def test_the_predicted_ledger_is_the_recorded_one(algorithm: str, more: list[str
     }
 
 
+@pytest.mark.slow
 def test_the_verdict_is_what_training_then_shows() -> None:
     """Hopeless ends near chance; nearly harmless learns the digits."""
     base = ["algorithm=dp_fedavg", "fl.num_clients=4", "fl.rounds=8", "fl.local_epochs=3", "tracking.enabled=false"]
@@ -235,6 +236,7 @@ def test_paper_mode_shows_the_honest_epsilon_beside_the_nominal(capsys: pytest.C
     assert "the paper's formula says 10.000" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_hopeless_cells_are_skipped_when_asked_and_listed(tmp_path: Path) -> None:
     sweep = SweepConfig(name="mixed", space={"privacy": {"grid": ["sample", "update"]}}, skip_hopeless=True)
     base = ["algorithm=dp_fedavg", *SMALL[:-1], f"tracking.uri=sqlite:///{tmp_path}/mlflow.db"]

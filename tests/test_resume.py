@@ -50,7 +50,7 @@ ALGORITHMS: dict[str, tuple[object, dict]] = {
     ),
     "decay": ("dp_fedavg", {"level": "sample", "noise_decay": 0.8, "noise_decay_rounds": 2}),
 }
-IN_THIS_SUITE = ("scaffold", "sam_adpfl update", "quantile")
+IN_THIS_SUITE = ("scaffold", "quantile")
 
 
 def settings(name: str, folder: Path) -> dict:

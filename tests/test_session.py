@@ -140,6 +140,7 @@ def test_precisions_train() -> None:
 
 
 @pytest.mark.realdata
+@pytest.mark.slow
 def test_sam_afl_learns_fashion_mnist() -> None:
     config = RunConfig(
         data={"name": "fashion_mnist", "subset": 0.1},

@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 
+@pytest.mark.slow
 def test_sweep_from_an_environment_with_a_space_in_its_path(tmp_path: Path) -> None:
     home = tmp_path / "my lab" / ".venv"
     (home / "bin").mkdir(parents=True)

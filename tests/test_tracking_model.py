@@ -282,6 +282,7 @@ def own_model(folder: Path, extra: str = "pass", made: str = "", returned: str =
     return files
 
 
+@pytest.mark.slow
 def test_a_users_own_model_loads_where_its_files_are_absent(own_store, tmp_path):
     files = own_model(tmp_path / "code")
     result = run(quick(own_store, model={"kind": f"{files[0]}:mine"}))
