@@ -123,9 +123,10 @@ def fit(
         cohort = tuple(cohort_of(round))
         return cohort, dict.fromkeys(cohort) if admit is None else admit(round, cohort)
 
-    while federation.server.round < rounds:
+    coming = admission(federation.server.round + 1) if federation.server.round < rounds else None
+    while coming is not None:
         start = perf_counter()
-        cohort, admitted = admission(federation.server.round + 1)
+        cohort, admitted = coming
         if admitted is None:
             return
         kept_out = [f"client {k} has spent its privacy budget and stays out" for k in cohort if k not in admitted]
@@ -134,7 +135,8 @@ def fit(
         federation, messages, aggregate = run_round(federation, cohort, algorithm, engine, ledger, bystanders, admitted)
         round = federation.server.round
         found = inspect(round, messages, aggregate) if inspect else {}
-        last = round == rounds or (admit is not None and admission(round + 1)[1] is None)
+        coming = admission(round + 1) if round < rounds else None  # asked once: the last round is evaluated
+        last = coming is None or coming[1] is None
         tested = evaluate(federation.server) if round % eval_every == 0 or last else None
         record = RoundRecord(
             round=round,
