@@ -8,6 +8,7 @@ import typer
 from fl_lightning.cli_compare import FormatOption, Target, show
 from fl_lightning.cli_options import ConfigDir, ConfigFile, Debug, Output, Overrides, Quiet, Uri
 from fl_lightning.cli_output import check_output, write_json
+from fl_lightning.errors import ConfigError
 
 SWEEP_EXAMPLES = """\b
 Examples:
@@ -15,6 +16,7 @@ Examples:
   fl-lightning sweep sweep=rho data=fashion_mnist fl.rounds=50 sweep.seeds=[42,43,44]
   fl-lightning sweep sweep=my_sweep.yaml sweep.resources.cpu=2 --output table.json
   fl-lightning sweep sweep=iso_budget privacy.target_epsilon=2 sweep.skip_hopeless=true
+  fl-lightning sweep --resume 3f2a1b0c --output table.json
 
 \b
 A sweep file:
@@ -39,6 +41,13 @@ def sweep(
     overrides: Overrides = None,
     config_file: ConfigFile = None,
     config_dir: ConfigDir = None,
+    resume: Annotated[
+        str | None, typer.Option("--resume", metavar="SWEEP_ID", help="go on with a sweep that was stopped or killed")
+    ] = None,
+    uri: Annotated[
+        str | None,
+        typer.Option("--uri", help="with --resume: MLflow store; default MLFLOW_TRACKING_URI, else ./mlruns"),
+    ] = None,
     output: Output = None,
     quiet: Quiet = False,
     debug: Debug = False,
@@ -48,16 +57,29 @@ def sweep(
     sweep=NAME or sweep=FILE.yaml says what varies, sweep.KEY=VALUE changes it; other arguments change the run that all
     trials start from. Every value is checked before the first trial starts, and every private cell's plan is shown:
     its promise, and whether it can learn. Private runs of different promises or budgets share no table and no figure.
-    Exit code 1 if a trial failed.
+    --resume repeats no finished trial, goes on with the others from their last round and tries failed ones again; of a
+    sweep with nothing left to do it shows the table again. Exit code 1 if a trial failed.
     """
-    from fl_lightning.config import load_sweep, validate_space
-
     file = check_output(output)
-    config, base = load_sweep(overrides or [], config_dir=config_dir)
-    cells = validate_space(base, config, config_file=config_file, config_dir=config_dir)
-    from tune.launch import run_sweep
+    if resume is not None:
+        given = [*(overrides or []), *(["--config"] if config_file else []), *(["--config-dir"] if config_dir else [])]
+        if given:
+            raise ConfigError(
+                f"{given[0]}: would be ignored with --resume, for the sweep goes on as it began; remove it"
+            )
+        from tune.resuming import resume_sweep
 
-    result = run_sweep(cells[0].config, config, cells, quiet=quiet)
+        result = resume_sweep(resume, uri=uri, quiet=quiet)
+    else:
+        if uri is not None:
+            raise ConfigError(f"--uri={uri}: would be ignored without --resume; set tracking.uri={uri}")
+        from fl_lightning.config import load_sweep, validate_space
+
+        config, base = load_sweep(overrides or [], config_dir=config_dir)
+        cells = validate_space(base, config, config_file=config_file, config_dir=config_dir)
+        from tune.launch import run_sweep
+
+        result = run_sweep(cells[0].config, config, cells, quiet=quiet)
     if file is not None:
         write_json(file, result)
     if result["failed"]:  # run_sweep has said which and why

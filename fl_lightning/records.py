@@ -159,8 +159,21 @@ class RunResult:
         return whole
 
 
+class StopEarly(Exception):
+    """Raised by an observer in `on_round`: the run shall end after this round, with the result that it then has.
+
+    Attributes:
+        reason: in words, for `final.stopped`.
+        by: who wishes it, for example "scheduler".
+    """
+
+    def __init__(self, reason: str, by: str) -> None:
+        super().__init__(reason)
+        self.reason, self.by = reason, by
+
+
 class Observer(Protocol):
-    """Something that watches a run: progress display, tracking, Ray Tune."""
+    """Something that watches a run: progress display, tracking, Ray Tune. It may end one, see `StopEarly`."""
 
     def on_start(self, info: Mapping[str, Any]) -> None: ...
 

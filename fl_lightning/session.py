@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from fl_lightning.analysis.norms import LAB_NOTE, ClippingLab
+from fl_lightning.analysis.norms import ClippingLab
 from fl_lightning.artifacts import (
     NOT_PRIVATE,
     audited,
@@ -35,6 +35,7 @@ from fl_lightning.foreseen import Budget, budget_of
 from fl_lightning.privacy import Ledger, summary
 from fl_lightning.privacy.readings import readings
 from fl_lightning.records import Message, Observer, Release, RoundRecord, RunResult, weights_sha256
+from fl_lightning.rounds import first_notes, tell, why_stopped
 from fl_lightning.tracking import RunTracker, resolve_uri, tracked
 
 PRIVATE = "PRIVATE"
@@ -174,21 +175,22 @@ def _train(
     keep = _keeper(prepared, tracker)
     keep(progress, first=not progress.records)
     budget = None if prepared.releases is None else budget_of(prepared.releases, prepared.noise)
+    asked = None
     for federation, record, messages in _rounds(prepared, progress, budget):
         progress.federation = federation
         progress.undeclared |= {name for message in messages for name in message.undeclared}
         if not progress.records:
-            record = replace(record, notes=(*_first_notes(progress), *record.notes))
+            record = replace(record, notes=(*first_notes(progress), *record.notes))
         progress.records.append(record)
-        for observer in watching:
-            observer.on_round(record)
+        asked = tell(watching, record)
         keep(progress)
+        if asked is not None:
+            break
     records = progress.records
     if not records and budget is not None:
         raise PrivacyError(f"nothing was trained: {budget.reason(0)}; raise it, or privacy.noise_multiplier")
     result = _result(prepared, progress, run_id)
-    if budget is not None and len(records) < config.fl.rounds:
-        stopped = {"round": len(records), "reason": budget.reason(len(records))}
+    if (stopped := why_stopped(asked, budget, len(records), config.fl.rounds)) is not None:
         result = replace(result, final={**result.final, "stopped": stopped})
     if progress.threshold is not None:
         result = replace(result, final={**result.final, "clip": dict(progress.threshold)})
@@ -203,11 +205,6 @@ def _train(
     for observer in watching:
         observer.on_end(result)
     return result
-
-
-def _first_notes(progress: Progress) -> list[str]:
-    measured = [] if progress.threshold is None else [str(progress.threshold["note"])]
-    return [*([] if progress.lab is None else [LAB_NOTE]), *measured]
 
 
 def _keeper(prepared: Prepared, tracker: RunTracker | None) -> Callable[..., None]:

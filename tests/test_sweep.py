@@ -19,7 +19,7 @@ from fl_lightning import ConfigError, RunConfig, run
 from fl_lightning.config import SweepConfig, validate_space
 from fl_lightning.tracking import children, connect
 from tune.session import check_resources, ray_session
-from tune.space import Plan, param_space, search
+from tune.space import Plan, draw
 from tune.trial import WORKER_LOST, loss_of
 
 
@@ -93,7 +93,7 @@ def test_mlflow_has_parent_and_children_with_all_their_rounds_and_tags() -> None
     client = connect(swept.uri)
     parent = client.get_run(swept.result["parent_run_id"])
     assert parent.info.status == "FINISHED" and parent.info.run_name == "pair"
-    assert {entry.path for entry in client.list_artifacts(parent.info.run_id)} == {"sweep.json", "report"}
+    assert {entry.path for entry in client.list_artifacts(parent.info.run_id)} == {"sweep.json", "plan.json", "report"}
 
 
 def test_random_axes_are_drawn_once_and_held_over_settings_and_seeds(tmp_path: Path) -> None:
@@ -132,19 +132,10 @@ def test_random_axes_are_drawn_once_and_held_over_settings_and_seeds(tmp_path: P
 
 
 def _points(sweep: SweepConfig, base: list[str]) -> list[tuple[dict[str, Any], int]]:
-    """What Ray Tune would run, in its order, without running it."""
-    from ray.tune.experiment import Experiment
-
+    """What would be run, in its order, without running it."""
     plan = Plan("again", tuple(sweep.space), tuple(validate_space(base, sweep)), {})
-    generator = search(sweep, plan)
-    generator.add_configurations(
-        [Experiment("again", run=print, config=param_space(plan), num_samples=sweep.num_samples)]
-    )
-    points = []
-    while (trial := generator.next_trial()) is not None:
-        point = plan.point(trial.config)
-        points.append((dict(point.params), point.seed))
-    return points
+    points = [plan.point(sampled) for sampled in draw(plan, sweep.num_samples)]
+    return [(dict(point.params), point.seed) for point in points]
 
 
 def test_trials_that_could_never_start_are_refused_before_anything_is_written(tmp_path: Path, ray: Any) -> None:
@@ -231,11 +222,21 @@ def test_a_lost_worker_is_named_and_a_fault_in_starting_it_keeps_its_cause() -> 
     }
 
 
-def test_ray_listens_on_the_loopback_address_only() -> None:
-    """Of all ports that processes of this Ray have open, none is reachable from another machine."""
-    ours = {os.getpid(), *_descendants(os.getpid())}
+LISTENING = """
+import os, sys
+from pathlib import Path
+import tune.launch, tune.resuming
+assert not {name for name in sys.modules if name == "ray" or name.startswith("ray.")}, "Ray is imported too early"
+from tune.session import ray_session
+
+def descendants(pid):
+    for task in Path("/proc", str(pid), "task").iterdir():
+        for child in (task / "children").read_text().split():
+            yield from (int(child), *descendants(int(child)))
+
+with ray_session():
     inodes = set()
-    for pid in ours:
+    for pid in (os.getpid(), *descendants(os.getpid())):
         for link in Path(f"/proc/{pid}/fd").glob("*"):
             try:
                 target = os.readlink(link)
@@ -243,14 +244,24 @@ def test_ray_listens_on_the_loopback_address_only() -> None:
                 continue
             if target.startswith("socket:["):
                 inodes.add(target[8:-1])
-    listening = []
     for table in ("tcp", "tcp6"):
         for line in Path(f"/proc/net/{table}").read_text().splitlines()[1:]:
             fields = line.split()
             if fields[3] == "0A" and fields[9] in inodes:  # 0A: LISTEN
-                listening.append(fields[1].partition(":")[0])
+                print("listens at", fields[1].partition(":")[0])
+"""
+
+
+def test_ray_listens_on_the_loopback_address_only() -> None:
+    """Of all ports that processes of a sweep's Ray have open, none is reachable from another machine.
+
+    Ray decides when it is imported, so nothing may import it before the sweep has said so.
+    """
+    done = subprocess.run([sys.executable, "-c", LISTENING], capture_output=True, text=True, timeout=120)
+    listening = {line.split()[-1] for line in done.stdout.splitlines() if line.startswith("listens at")}
     loopback = {"0100007F", "0000000000000000FFFF00000100007F", "00000000000000000000000001000000"}
-    assert listening and set(listening) <= loopback
+    assert done.returncode == 0, done.stderr
+    assert listening and listening <= loopback
 
 
 @pytest.mark.slow

@@ -14,8 +14,8 @@ from ray.tune import Callback
 from fl_lightning.analysis.tables import epsilon_text
 from fl_lightning.analysis.trials import axis_text
 from fl_lightning.foresight import larger_cohort
-from tune.space import Plan, Point
-from tune.trial import OUTCOME, WORKER_LOST, trial_id_of
+from tune.space import ID, Plan, Point, sampled_of
+from tune.trial import OUTCOME, WORKER_LOST
 
 PARAMETERS_FILE = "params.json"
 
@@ -44,20 +44,21 @@ class Board(Callback):  # type: ignore[misc]
     Folders are named by the trial's short id alone, so no file system's limit on names is ever met.
     """
 
-    def __init__(self, plan: Plan, folder: Path, total: int, *, quiet: bool) -> None:
+    def __init__(self, plan: Plan, folder: Path, total: int, *, quiet: bool, done: int = 0) -> None:
         """Args:
         plan: the sweep.
         folder: holds one folder per trial.
-        total: how many trials there will be.
+        total: how many trials there will be, those that are done among them.
         quiet: print failures only.
+        done: how many ended before the sweep was resumed.
         """
-        self.plan, self.folder, self.total, self.quiet = plan, folder, total, quiet
+        self.plan, self.folder, self.total, self.quiet, self.done = plan, folder, total, quiet, done
         self.lines: dict[str, Line] = {}
         self.live = not quiet and sys.stdout.isatty()
 
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        trial_id = trial_id_of(trial.trial_id)
-        point = self.plan.point(trial.config)
+        sampled = sampled_of(trial.config)
+        trial_id, point = sampled[ID], self.plan.point(sampled)
         self.lines[trial_id] = Line(point)
         content = {"params": dict(point.params), "seed": point.seed, "config": point.config.to_dict()}
         own = self.folder / trial_id
@@ -67,7 +68,7 @@ class Board(Callback):  # type: ignore[misc]
     def on_trial_result(
         self, iteration: int, trials: list[Any], trial: Any, result: dict[str, Any], **info: Any
     ) -> None:
-        line = self.lines[trial_id_of(trial.trial_id)]
+        line = self.lines[_id(trial)]
         line.round = result.get("round", line.round)
         line.accuracy = result.get("test_accuracy", line.accuracy)
         line.epsilon = result.get("epsilon", line.epsilon)
@@ -75,12 +76,20 @@ class Board(Callback):  # type: ignore[misc]
             line.error = f"{error['type']}: {error['message']}"
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        self._end(trial_id_of(trial.trial_id))
+        self._end(_id(trial))
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
-        trial_id = trial_id_of(trial.trial_id)
+        trial_id = _id(trial)
         self.lines[trial_id].error = self.lines[trial_id].error or WORKER_LOST
         self._end(trial_id)
+
+    def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
+        """A crash that is followed by another attempt."""
+        line = self.lines[_id(trial)]
+        said = f"{_id(trial)} crashed after round {line.round} and is tried again: {line.error or WORKER_LOST}"
+        line.error = ""
+        if not self.live:
+            print(said, file=sys.stderr, flush=True)
 
     def _end(self, trial_id: str) -> None:
         line = self.lines[trial_id]
@@ -90,7 +99,7 @@ class Board(Callback):  # type: ignore[misc]
             print(self._sentence(trial_id, line), file=sys.stderr if self.quiet else sys.stdout, flush=True)
 
     def _sentence(self, trial_id: str, line: Line) -> str:
-        done = sum(other.took is not None for other in self.lines.values())
+        done = self.done + sum(other.took is not None for other in self.lines.values())
         swept = "".join(f" {key}={axis_text(value)}" for key, value in line.point.params.items())
         head = f"[{done}/{self.total}] {trial_id}{swept} seed={line.point.seed}: "
         if line.status == "failed":
@@ -127,7 +136,7 @@ class Board(Callback):  # type: ignore[misc]
         running = [item for item in self.lines.items() if item[1].took is None]
         ended = [item for item in self.lines.items() if item[1].took is not None]
         ended = ended[len(ended) - max(0, room - len(running)) :] if len(ended) + len(running) > room else ended
-        count = sum(line.took is not None for line in self.lines.values())
+        count = self.done + sum(line.took is not None for line in self.lines.values())
         failed = sum(line.status == "failed" for line in self.lines.values())
         title = f"sweep {self.plan.sweep_id}: {count} of {self.total} trials done" + (
             f", {failed} failed" if failed else ""
@@ -149,3 +158,7 @@ class Board(Callback):  # type: ignore[misc]
                 style=colour,
             )
         return table
+
+
+def _id(trial: Any) -> str:
+    return str(sampled_of(trial.config)[ID])

@@ -1,15 +1,25 @@
 """A validated sweep as Ray Tune's search space, and a trial's point in it as a configuration."""
 
-from collections.abc import Mapping
+import json
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from fl_lightning import RunConfig
-from fl_lightning.config import Axis, Cell, SweepConfig
+import numpy as np
 
-CELL, DRAWN, SEED = "cell", "drawn", "seed"
-"""The keys of a Ray Tune trial's configuration: the cell's position, the random axes' values by dotted key, and where
-trials must be independent of each other, the trial's own seed."""
+from fl_lightning import RunConfig
+from fl_lightning.config import Axis, Cell
+
+CELL, DRAWN, SEED, ID, EARLIER, POINT = "cell", "drawn", "seed", "id", "earlier", "point"
+"""The keys of a trial as it is drawn: the cell's position, the random axes' values by dotted key, where trials must be
+independent of each other the trial's own seed, its id, in a resumed sweep the run that it goes on with, and the
+number of the point that an optimiser chose."""
+
+TRIAL = "trial"
+"""The one key of a Ray Tune trial's configuration: the trial as it is drawn, as JSON text."""
+
+Sampled = Mapping[str, Any]
+"""A trial as it is drawn: plain values by the keys above."""
 
 LARGEST_SEED = 2**31 - 1
 """Of the seeds that trials draw for themselves; NumPy's generator behind Ray takes no larger bound everywhere."""
@@ -27,6 +37,8 @@ class Plan:
             environment do not matter.
         parent_run_id: the sweep's own run in MLflow; None without tracking.
         own_seeds: every trial draws a seed of its own, as a choice among them that is accounted for demands.
+        retried: a trial may be a second attempt, after a crash of its process, and looks for its first.
+        stops: the actor that knows which trials shall end early; None without a scheduler.
     """
 
     sweep_id: str
@@ -35,15 +47,17 @@ class Plan:
     tracking: Mapping[str, Any]
     parent_run_id: str | None = None
     own_seeds: bool = False
+    retried: bool = False
+    stops: Any = None
 
-    def point(self, sampled: Mapping[str, Any]) -> "Point":
-        """The trial for which Ray Tune chose `sampled`.
+    def point(self, sampled: Sampled) -> "Point":
+        """The trial that was drawn as `sampled`.
 
         Raises:
             ConfigError: a drawn value does not fit.
         """
         cell: Cell = self.cells[sampled[CELL]]
-        drawn = {key: _plain(value) for key, value in sampled.get(DRAWN, {}).items()}
+        drawn = {key: plain(value) for key, value in sampled.get(DRAWN, {}).items()}
         values = {**cell.values, **drawn}
         seed = int(sampled.get(SEED, cell.seed))
         config = cell.configure(drawn).with_overrides({**self.tracking, "seed": seed})
@@ -59,12 +73,59 @@ class Point:
     config: RunConfig
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
     """A NumPy scalar as Python's own."""
     return value.item() if hasattr(value, "item") else value
 
 
-def param_space(plan: Plan) -> dict[str, Any]:
+def sampled_of(config: Mapping[str, Any]) -> Sampled:
+    """The trial that a Ray Tune trial's configuration stands for."""
+    return json.loads(config[TRIAL])
+
+
+def draw(plan: Plan, samples: int) -> list[Sampled]:
+    """All trials of a sweep whose axes are drawn blindly: a grid over the cells, with a value of each random axis.
+
+    The random axes are drawn once per sample and then held over all cells, so settings and seeds are compared at the
+    same points. The draws follow from the first seed alone: the same sweep again has the same trials.
+
+    Args:
+        plan: the sweep.
+        samples: how often the random axes are drawn.
+    """
+    if not plan.cells:
+        return []
+    from ray.tune.search.variant_generator import generate_variants
+
+    # NumPy's generator behind Ray takes 32 bits.
+    generator = np.random.default_rng(plan.cells[0].seed % 2**32)
+    listed: list[Sampled] = []
+    for _ in range(samples):
+        for _, spec in generate_variants({"config": _space(plan)}, constant_grid_search=True, random_state=generator):
+            drawn = spec["config"]
+            values = {key: plain(value) for key, value in drawn.get(DRAWN, {}).items()}
+            own = {SEED: int(drawn[SEED])} if SEED in drawn else {}
+            listed.append({ID: trial_id(len(listed)), CELL: drawn[CELL], DRAWN: values, **own})
+    return listed
+
+
+def trial_id(number: int) -> str:
+    """`t003`: short enough for every file system, unique within the sweep."""
+    return f"t{number:03d}"
+
+
+def trials_of(point: int, values: dict[str, Any], seeds: int) -> list[Sampled]:
+    """A point's trials, one for each seed; ids follow from the point's number."""
+    return [{ID: trial_id(point * seeds + cell), CELL: cell, DRAWN: values, POINT: point} for cell in range(seeds)]
+
+
+def completed(listed: Sequence[Sampled], seeds: int) -> list[Sampled]:
+    """The trials drawn so far, with those that the sweep was killed before it could store."""
+    points = {sampled[POINT]: dict(sampled[DRAWN]) for sampled in listed}
+    return [sampled for point in sorted(points) for sampled in trials_of(point, points[point], seeds)]
+
+
+def _space(plan: Plan) -> dict[str, Any]:
     """Ray Tune's search space: a grid over the cells and a sampler for each random axis."""
     from ray import tune
 
@@ -75,21 +136,6 @@ def param_space(plan: Plan) -> dict[str, Any]:
     if plan.own_seeds:
         space[SEED] = tune.randint(0, LARGEST_SEED)
     return space
-
-
-def search(sweep: SweepConfig, plan: Plan) -> Any:
-    """Ray Tune's own search over that space.
-
-    The random axes are drawn once per sample and then held over all cells, so settings and seeds are compared at the
-    same points. The draws follow from the first seed alone: the same sweep again has the same trials.
-    """
-    from ray.tune.search.basic_variant import BasicVariantGenerator
-
-    # NumPy's generator behind Ray takes 32 bits.
-    state = plan.cells[0].seed % 2**32
-    return BasicVariantGenerator(
-        constant_grid_search=True, random_state=state, max_concurrent=sweep.max_concurrent or 0
-    )
 
 
 def sampler(axis: Axis) -> Any:

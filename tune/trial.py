@@ -2,12 +2,15 @@
 
 import json
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict
 from typing import Any
 
 from fl_lightning import FLError, Observer, RoundRecord, RunResult
 from fl_lightning.analysis.trials import AXIS_TAG, HISTORY, axis_text, setting_of
-from fl_lightning.tracking import RunTracker, children
-from tune.space import Plan, Point
+from fl_lightning.errors import CheckpointError
+from fl_lightning.records import StopEarly
+from fl_lightning.tracking import RunTracker, close_lost, last_attempt, read_json
+from tune.space import EARLIER, ID, Plan, Point, Sampled, sampled_of
 
 OUTCOME = "outcome"
 """The key of a trial's last report: JSON text with what `outcome_of` or `failure_of` gives."""
@@ -16,30 +19,49 @@ OUTCOME = "outcome"
 WORKER_LOST = "the worker process ended unexpectedly: it was killed, often for want of memory, or it crashed"
 
 
-def trial_id_of(ray_trial_id: str) -> str:
-    """`t003` from Ray's `3f2a1_00003`: short enough for every file system, unique within the sweep."""
-    return f"t{int(ray_trial_id.rpartition('_')[2]):03d}"
-
-
-def tune_trial(sampled: dict[str, Any], plan: Plan) -> None:
+def tune_trial(config: dict[str, Any], plan: Plan) -> None:
     """The function that Ray Tune runs in a worker; reports every round, then the outcome.
 
     A failure is reported with its own type, message and parameters. Unless it is a fault of what was asked for, it is
     raised again, so that Ray Tune replaces the worker: what it has left behind in the process, such as a GPU in an
-    undefined state, cannot reach the next trial.
+    undefined state, cannot reach the next trial. With `sweep.max_retries` it is then tried again.
     """
     from ray import tune
 
-    trial_id = trial_id_of(tune.get_context().get_trial_id())
+    sampled = sampled_of(config)
+    trial_id = sampled[ID]
     try:
-        result = run_trial(plan, sampled, trial_id, observers=[Reporter(tune.report)])
+        outcome = _attempt(plan, sampled, Reporter(tune.report, _asks(plan, trial_id)))
     except Exception as error:
         run_id = _record_failure(plan, sampled, trial_id, error)
         tune.report({OUTCOME: json.dumps({**failure_of(error), "run_id": run_id})})
         if isinstance(error, FLError):
             return
         raise
-    tune.report({OUTCOME: json.dumps(outcome_of(result))})
+    tune.report({OUTCOME: json.dumps(outcome)})
+
+
+def _asks(plan: Plan, trial_id: str) -> Callable[[], str | None]:
+    """Asks why the trial shall end now; None: it shall not."""
+    if plan.stops is None:
+        return lambda: None
+    import ray
+
+    return lambda: ray.get(plan.stops.reason.remote(trial_id))
+
+
+def _attempt(plan: Plan, sampled: Sampled, reporter: "Reporter") -> dict[str, Any]:
+    """Runs a trial from its start or from where an earlier attempt stands; returns its outcome."""
+    earlier = sampled.get(EARLIER)
+    if plan.retried and plan.parent_run_id is not None:
+        uri = str(plan.tracking["tracking.uri"])
+        if found := last_attempt(uri, plan.parent_run_id, sampled[ID]):
+            earlier, status = found
+            if status == "FINISHED" and (result := read_json(uri, earlier, "result.json")) is not None:
+                return stored_outcome(result)  # the process crashed when all was done
+            if status in ("FINISHED", "RUNNING"):
+                close_lost(uri, earlier)  # Ray Tune starts a second attempt only when the first one's process is gone
+    return outcome_of(run_trial(plan, {**sampled, EARLIER: earlier}, sampled[ID], observers=[reporter]))
 
 
 def run_trial(
@@ -47,14 +69,32 @@ def run_trial(
 ) -> RunResult:
     """Runs one trial here, in this process; no Ray is needed.
 
+    With an earlier run in `sampled` that has a usable checkpoint, it goes on with that run.
+
     Raises:
         Exception: whatever the federation raised.
     """
     from fl_lightning import run
+    from fl_lightning.session import resume
 
+    if (earlier := sampled.get(EARLIER)) is not None and has_checkpoint(
+        uri := str(plan.tracking["tracking.uri"]), earlier
+    ):
+        return resume(earlier, uri=uri, observers=observers)
     point = plan.point(sampled)
     tags = tags_of(plan, point, trial_id)
     return run(point.config, observers=observers, parent_run_id=plan.parent_run_id, tags=tags)
+
+
+def has_checkpoint(uri: str, run_id: str) -> bool:
+    """Whether an interrupted run can be gone on with; its checkpoint may be absent, damaged or of another version."""
+    from fl_lightning.checkpoint import load
+
+    try:
+        load(RunTracker(uri).reopen(run_id))
+    except CheckpointError:
+        return False
+    return True
 
 
 def tags_of(plan: Plan, point: Point, trial_id: str) -> dict[str, str]:
@@ -72,9 +112,8 @@ def _record_failure(plan: Plan, sampled: Mapping[str, Any], trial_id: str, error
         return None
     uri = str(plan.tracking["tracking.uri"])
     try:
-        for child in children(uri, plan.parent_run_id, history=()):
-            if child.tags.get("trial_id") == trial_id:
-                return child.run_id
+        if found := last_attempt(uri, plan.parent_run_id, trial_id):
+            return found[0]
         point = plan.point(sampled)
         config = point.config
         tags = {"config_sha256": config.sha256, **tags_of(plan, point, trial_id)}
@@ -89,10 +128,10 @@ def _record_failure(plan: Plan, sampled: Mapping[str, Any], trial_id: str, error
 
 
 class Reporter:
-    """An observer that tells Ray Tune of every round."""
+    """An observer that tells Ray Tune of every round, and ends the run where the sweep's scheduler says so."""
 
-    def __init__(self, report: Callable[[dict[str, Any]], None]) -> None:
-        self.report = report
+    def __init__(self, report: Callable[[dict[str, Any]], None], shall_end: Callable[[], str | None]) -> None:
+        self.report, self.shall_end = report, shall_end
         self.run_id: str | None = None
 
     def on_start(self, info: Mapping[str, Any]) -> None:
@@ -107,6 +146,8 @@ class Reporter:
             "seconds": record.seconds,
         }
         self.report({"run_id": self.run_id, **{key: value for key, value in measured.items() if value is not None}})
+        if (reason := self.shall_end()) is not None:  # the report returns when the scheduler has seen it
+            raise StopEarly(reason, "scheduler")
 
     def on_end(self, result: RunResult) -> None:
         """Nothing: the outcome is reported when the run is closed in MLflow as well."""
@@ -114,28 +155,33 @@ class Reporter:
 
 def outcome_of(result: RunResult) -> dict[str, Any]:
     """What the sweep keeps of a finished trial."""
-    final = dict(result.final)
-    last = result.rounds[-1]
+    return stored_outcome(asdict(result))
+
+
+def stored_outcome(result: Mapping[str, Any]) -> dict[str, Any]:
+    """`outcome_of` from the `result.json` that the trial's run keeps."""
+    final, rounds = dict(result["final"]), result["rounds"]
+    last = rounds[-1]
     return {
         "status": "finished",
-        "run_id": result.run_id,
-        "badge": result.badge,
-        "partition_sha256": result.partition_sha256,
+        "run_id": result["run_id"],
+        "badge": result["badge"],
+        "partition_sha256": result["partition_sha256"],
         "privacy": final.pop("privacy", None),
         "final": final,
-        "metrics": {**last.metrics, "oracle/train_loss": last.train_loss, "seconds": last.seconds},
-        "history": history_of(result),
+        "metrics": {**last["metrics"], "oracle/train_loss": last["train_loss"], "seconds": last["seconds"]},
+        "history": history_of(rounds),
     }
 
 
-def history_of(result: RunResult) -> dict[str, list[tuple[int, float]]]:
+def history_of(rounds: Sequence[Mapping[str, Any]]) -> dict[str, list[tuple[int, float]]]:
     """The rounds of the metrics in `HISTORY` that the run has measured, as MLflow would give them."""
     found: dict[str, list[tuple[int, float]]] = {}
-    for record in result.rounds:
+    for record in rounds:
         for name in HISTORY:
-            value = getattr(record, name, record.metrics.get(name))
+            value = record.get(name, record["metrics"].get(name))
             if value is not None:
-                found.setdefault(name, []).append((record.round, value))
+                found.setdefault(name, []).append((record["round"], value))
     return found
 
 

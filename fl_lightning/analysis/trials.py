@@ -70,6 +70,11 @@ class Trial:
     def finished(self) -> bool:
         return self.status == "finished"
 
+    @property
+    def stopped(self) -> bool:
+        """Whether the sweep's scheduler ended it before its last round; it is finished all the same."""
+        return self.finished and (self.final.get("stopped") or {}).get("by") == "scheduler"
+
     def measured(self, name: str) -> float | None:
         """The final value of a metric; None unless the trial finished and measured it."""
         value = self.final.get(name, self.metrics.get(name)) if self.finished else None
@@ -112,6 +117,8 @@ def _from_child(child: "ChildRun", trial_id: str, privacy: Mapping[str, Any] | N
     if status == "finished":
         final = {key: child.metrics.get(key) for key in ("test_accuracy", "test_loss", "epsilon")}
         final["weights_sha256"] = child.tags.get("weights_sha256")
+        if "stopped" in child.tags:
+            final["stopped"] = _value(child.tags["stopped"])
     error = None
     if status == "failed":
         kind, colon, message = child.tags.get("error", "no cause was recorded").partition(": ")

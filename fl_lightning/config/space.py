@@ -29,13 +29,14 @@ class Cell:
         seed: the trial's seed.
         config: the whole configuration; random axes stand at their first value or lower end.
         random: the axes left to draw, to be turned into the search library's samplers. `randint` includes both ends.
+        variants: the configuration by the texts of the random axes that choose which other keys there are.
     """
 
     values: Mapping[str, Any]
     seed: int
     config: RunConfig
     random: tuple[Axis, ...] = ()
-    _variants: Mapping[tuple[str, ...], RunConfig] = field(default_factory=dict, repr=False)
+    variants: Mapping[tuple[str, ...], RunConfig] = field(default_factory=dict, repr=False)
 
     def configure(self, drawn: Mapping[str, Any]) -> RunConfig:
         """The configuration of a trial for which the random axes came out as `drawn`; needs no files and no Hydra.
@@ -45,7 +46,7 @@ class Cell:
         """
         options = tuple(show(drawn[axis.key]) for axis in self.random if axis.is_structural)
         numbers = {axis.key: drawn[axis.key] for axis in self.random if not axis.is_structural}
-        return self._variants[options].with_overrides(numbers)
+        return self.variants[options].with_overrides(numbers)
 
 
 def validate_space(

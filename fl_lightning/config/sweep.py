@@ -9,7 +9,7 @@ overrides: [algorithm=fedsam, partition=dirichlet]
 
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
@@ -18,11 +18,14 @@ from fl_lightning.config.defaults import TAG_OF_SECTION
 from fl_lightning.config.faults import Fault, InvalidConfig
 from fl_lightning.config.index import all_keys, is_open_key, key_names
 from fl_lightning.config.messages import translate, unknown_key
-from fl_lightning.config.numbers import Count, Name, NonNegative, Positive, Real, Section, Seed, to_path
+from fl_lightning.config.numbers import Count, Int, Name, NonNegative, Positive, Real, Section, Seed, to_path
 from fl_lightning.config.overrides import parse_overrides, parse_value
 from fl_lightning.config.presets import options, preset_file, read_yaml, user_folder
 from fl_lightning.config.schema import RunConfig
+from fl_lightning.config.search import search_faults
 from fl_lightning.errors import ConfigError
+
+Retries = Annotated[Int, Field(ge=0, le=100)]
 
 
 class Resources(Section):
@@ -70,12 +73,24 @@ class SweepConfig(Section):
         default_factory=dict, description="values by dotted key for one value of the algorithm axis only"
     )
     overrides: tuple[str, ...] = Field(default=(), description="overrides of every trial, as on the command line")
+    search: Literal["grid", "random", "optuna"] | None = Field(
+        default=None, description="how trials are chosen; null: random if an axis is random, else grid"
+    )
+    scheduler: Literal["none", "asha", "median"] = Field(
+        default="none", description="the rule that ends trials early whose metric falls behind, round by round"
+    )
+    grace_rounds: Count | None = Field(
+        default=None, description="rounds before a scheduler may end a trial, and ASHA's first rung; null: 1"
+    )
     num_samples: Count = Field(default=1, description="draws from the random axes for each grid cell")
     selection: Selection = Field(default=Selection(), description="a random number of trials, to account for tuning")
     skip_hopeless: bool = Field(
         default=False, description="leave out private cells whose plan says that noise buries the signal"
     )
     max_concurrent: Count | None = Field(default=None, description="trials at a time; null: what fits")
+    max_retries: Retries = Field(
+        default=0, description="retries of a trial whose process crashed, from its last checkpoint"
+    )
     resources: Resources = Field(default=Resources(), description="what one trial reserves")
     metric: Name = Field(default="test_accuracy", description="what makes a trial the best")
     mode: Literal["max", "min"] = Field(default="max", description="whether more of the metric is better")
@@ -89,7 +104,7 @@ class SweepConfig(Section):
             super().__init__(**raw)
         except ValidationError as error:
             raise InvalidConfig(translate(error, SweepConfig, raw, prefix="sweep.")) from None
-        if faults := [*_sweep_faults(self), *_selection_faults(self), *_settings_faults(self)]:
+        if faults := [*_sweep_faults(self), *search_faults(self), *_selection_faults(self), *_settings_faults(self)]:
             raise InvalidConfig(faults)
 
     @property

@@ -3,6 +3,15 @@
 from fl_lightning.tracking.lifetime import tracked
 from fl_lightning.tracking.location import resolve_uri, run_page, ui_command, ui_environment
 from fl_lightning.tracking.orphans import mark_orphans
+from fl_lightning.tracking.resumed import (
+    close_lost,
+    last_attempt,
+    no_plan,
+    read_folder,
+    read_json,
+    reopen_study,
+    settle,
+)
 from fl_lightning.tracking.run import RunTracker
 from fl_lightning.tracking.store import connect, ensure_experiment
 from fl_lightning.tracking.study import (
@@ -23,18 +32,25 @@ __all__ = [
     "RunTracker",
     "Study",
     "children",
+    "close_lost",
     "close_parent",
     "connect",
     "ensure_experiment",
     "find_parent",
+    "last_attempt",
     "log_artifact_file",
     "log_metrics",
     "log_text",
     "mark_orphans",
+    "no_plan",
     "open_study",
+    "read_folder",
+    "read_json",
     "read_runs",
+    "reopen_study",
     "resolve_uri",
     "run_page",
+    "settle",
     "tracked",
     "ui_command",
     "ui_environment",

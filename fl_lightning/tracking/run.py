@@ -161,6 +161,8 @@ class RunTracker:
     def on_end(self, result: "RunResult") -> None:
         """Writes the result's tags and `result.json`; the run itself is closed by `tracked`."""
         tags = {"badge": result.badge, "partition_sha256": result.partition_sha256}
+        stopped = result.final.get("stopped")
+        tags |= {"stopped": json.dumps(stopped)} if stopped else {}
         self.set_tags({**tags, "weights_sha256": result.final.get("weights_sha256")})
         self.log_text(json.dumps(result.to_dict(), indent=1, default=str), "result.json")
         if result.final.get("privacy"):

@@ -1,0 +1,162 @@
+"""The trials of a sweep on Ray Tune, from the list of what is to run to the record of each."""
+
+import json
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.analysis.trials import Trial, setting_of
+from fl_lightning.config import SweepConfig
+from tune.space import ID, TRIAL, Plan, Sampled, sampled_of
+from tune.trial import OUTCOME, loss_of, tune_trial
+
+EXIT_TERMINATED = 143
+"""128 + SIGTERM."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What is left to do of a sweep.
+
+    Attributes:
+        plan: what the trials share.
+        sweep: the sweep.
+        listed: the trials to run; with an optimiser, those that it had drawn before the sweep was resumed.
+        done: those that ended before the sweep was resumed.
+        total: how many trials the sweep has.
+        keep: stores a trial that an optimiser has chosen, before it starts.
+    """
+
+    plan: Plan
+    sweep: SweepConfig
+    listed: tuple[Sampled, ...]
+    total: int
+    done: tuple[Trial, ...] = ()
+    keep: Callable[[Sampled], None] = lambda sampled: None
+
+
+def run_trials(work: Work, folder: Path, quiet: bool) -> list[Trial]:
+    """Runs what is listed and returns all trials by their ids, with those that were done before.
+
+    Args:
+        work: the trials.
+        folder: `mlruns/sweeps/<sweep id>`.
+        quiet: print failures only.
+    """
+    ended = _run(work, folder, quiet) if len(work.done) < work.total else []
+    return sorted([*work.done, *ended], key=lambda trial: (len(trial.trial_id), trial.trial_id))
+
+
+def _run(work: Work, folder: Path, quiet: bool) -> list[Trial]:
+    from ray import tune
+
+    from tune.board import Board
+
+    sweep = work.sweep
+    scheduler, plan = _scheduler(work)
+    board = Board(plan, folder, work.total, quiet=quiet, done=len(work.done))
+    resources = {"cpu": sweep.resources.cpu, "gpu": sweep.resources.gpu}
+    space, chosen = _search(work)
+    tuner = tune.Tuner(
+        tune.with_resources(tune.with_parameters(tune_trial, plan=plan), resources),
+        param_space=space,
+        tune_config=tune.TuneConfig(
+            **chosen,
+            scheduler=scheduler,
+            reuse_actors=True,  # a worker imports torch once, not once per trial
+            trial_name_creator=_name,
+            trial_dirname_creator=_name,
+        ),
+        run_config=tune.RunConfig(
+            name=folder.name,
+            storage_path=str(folder.parent),
+            verbose=0,
+            callbacks=[board],
+            failure_config=tune.FailureConfig(max_failures=sweep.max_retries),
+        ),
+    )
+    try:
+        with board.shown():
+            grid = tuner.fit()
+    except (KeyboardInterrupt, SystemExit) as stopped:
+        report, go_on = f"fl-lightning report {plan.sweep_id}", f"fl-lightning sweep --resume {plan.sweep_id}"
+        more = f", `{go_on}` goes on" if plan.parent_run_id else ""
+        print(f"sweep {plan.sweep_id} stopped; `{report}` shows what was finished{more}", file=sys.stderr, flush=True)
+        if isinstance(stopped, SystemExit):  # Ray makes an exit code 1 of whatever a signal's handler raises
+            raise SystemExit(EXIT_TERMINATED) from stopped
+        raise
+    return [_trial(plan, grid[number]) for number in range(len(grid))]
+
+
+def _search(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Ray Tune's search space, and its settings that say where trials come from."""
+    from ray import tune
+    from ray.tune.search.basic_variant import BasicVariantGenerator
+
+    limit = work.sweep.max_concurrent
+    if work.sweep.search != "optuna":
+        space = {TRIAL: tune.grid_search([json.dumps(sampled) for sampled in work.listed])}
+        return space, {"search_alg": BasicVariantGenerator(max_concurrent=limit or 0)}
+    from tune.optimised import Optimiser
+
+    def read(sampled: Sampled, result: dict[str, Any]) -> Trial:
+        return trial_of(work.plan, sampled, json.loads(result[OUTCOME]) if OUTCOME in result else loss_of(None))
+
+    optimiser = Optimiser(work.plan, work.sweep, work.listed, work.done, work.keep, read)
+    left = work.total - len(work.done)
+    return {}, {"search_alg": optimiser, "num_samples": left, "max_concurrent_trials": limit}
+
+
+def _scheduler(work: Work) -> tuple[Any, Plan]:
+    """Ray Tune's scheduler, None for its own, and the plan with the way in which trials hear of it."""
+    if work.sweep.scheduler == "none":
+        return None, work.plan
+    import ray
+
+    from tune.pruning import Pruner, Stops
+
+    stops: Any = ray.remote(num_cpus=0)(Stops).remote()  # type: ignore[attr-defined]
+
+    def stop(trial_id: str, reason: str) -> None:
+        ray.get(stops.add.remote(trial_id, reason))
+
+    pruner = Pruner(work.sweep, work.plan, stop)
+    pruner.remember(work.done)
+    return pruner, replace(work.plan, stops=stops)
+
+
+def _name(trial: Any) -> str:
+    """Short enough for every file system, unique within the sweep."""
+    return str(sampled_of(trial.config)[ID])
+
+
+def _trial(plan: Plan, result: Any) -> Trial:
+    """A trial from what Ray Tune has of it; a worker that died without a word is described by Ray's own error."""
+    metrics = result.metrics or {}
+    outcome = json.loads(metrics[OUTCOME]) if OUTCOME in metrics else loss_of(result.error)
+    run_id = outcome.get("run_id") or metrics.get("run_id")
+    return trial_of(plan, sampled_of(result.config), {**outcome, "run_id": run_id})
+
+
+def trial_of(plan: Plan, sampled: Sampled, outcome: Mapping[str, Any]) -> Trial:
+    """A trial from its point and what `outcome_of` or `failure_of` gives."""
+    point = plan.point(sampled)
+    return Trial(
+        trial_id=sampled[ID],
+        setting=setting_of(point.params),
+        params=point.params,
+        seed=point.seed,
+        algorithm=point.config.algorithm.name,
+        status=outcome["status"],
+        run_id=outcome.get("run_id"),
+        final=outcome.get("final", {}),
+        privacy=outcome.get("privacy"),
+        target_epsilon=getattr(point.config.privacy, "target_epsilon", None),
+        badge=outcome.get("badge"),
+        partition_sha256=outcome.get("partition_sha256"),
+        error=outcome.get("error"),
+        metrics=outcome.get("metrics", {}),
+        history={name: tuple(map(tuple, points)) for name, points in outcome.get("history", {}).items()},
+    )
