@@ -125,9 +125,7 @@ def _results(family: Family, rows: Sequence[Row], trials: Sequence[Trial], sever
     by_run = {trial.setting: trial for trial in trials}
     spent = epsilon_heading(family)
     costs = cost_headings(rows)
-    held = [
-        name for name in ("validation accuracy",) if any(row["validation_accuracy_mean"] is not None for row in rows)
-    ]
+    held = ["validation accuracy"] if any(row["validation_accuracy_mean"] is not None for row in rows) else []
     headings = ["run", "algorithm", "seed", "status", "rounds", *held, "test accuracy", "test loss", spent, *costs]
     lines = []
     for row in rows:

@@ -27,14 +27,13 @@ def settings_table(
 
     Each row has `setting`, `algorithm`, `params`, `seeds` (of the finished trials), `n` (their number),
     `test_accuracy_mean`, `test_accuracy_sd` (sample standard deviation, None for n < 2), `test_accuracy_low` and
-    `_high` (95 % interval for the mean), `test_loss_mean`, `validation_accuracy_mean` and `_sd` and
-    `validation_loss_mean` (on what clients hold out of training), what `costs` gives, `epsilon` (the largest over the seeds),
-    `unit`, `delta`, `adjacency`, `sampling`, `trust_model` of that epsilon, `target_epsilon`, `badge` (NOT PRIVATE if
-    any seed is), `warnings` (what must be said wherever the row is shown),
-    `failed` (how many did not finish), `stopped` (how many of the finished the sweep's scheduler ended early) and
-    `skipped` (why the sweep left it out, or None). What is not known is None: a
-    mean over no finished trial, or over losses that are not all finite. A row with a unit but no epsilon has an
-    infinite one; a row without a unit protects nothing.
+    `_high` (95 % interval for the mean), `test_loss_mean`, VALIDATED (on what clients hold out of training), what
+    `costs` gives, `epsilon` (the largest over the seeds), `unit`, `delta`, `adjacency`, `sampling`, `trust_model` of
+    that epsilon, `target_epsilon`, `badge` (NOT PRIVATE if any seed is), `warnings` (what must be said wherever the row
+    is shown), `failed` (how many did not finish), `stopped` (how many of the finished the sweep's scheduler ended
+    early) and `skipped` (why the sweep left it out, or None). What is not known is None: a mean over no finished trial,
+    or over losses that are not all finite. A row with a unit but no epsilon has an infinite one; a row without a unit
+    protects nothing.
 
     Args:
         trials: of all settings that were tried.
