@@ -116,8 +116,9 @@ def fit(
 ) -> Iterator[tuple[Federation, RoundRecord, list[Message]]]:
     """Runs rounds up to number `rounds`, yielding the state and a record after each. The last round is evaluated.
 
-    `evaluate` and `validate` give loss and accuracy on the test set, and on what the clients hold out of training. What `inspect` finds in a round's messages joins the metrics of its record. A round to which `admit` lets nobody of
-    its cohort ends the run before it.
+    `evaluate` and `validate` give loss and accuracy on the test set, and on what the clients hold out of training. What
+    `inspect` finds in a round's messages joins the metrics of its record. A round to which `admit` lets nobody of its
+    cohort ends the run before it.
     """
 
     def admission(round: int) -> tuple[tuple[int, ...], Mapping[int, int | None] | None]:

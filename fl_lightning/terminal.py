@@ -114,7 +114,7 @@ def opening(info: Mapping[str, Any]) -> Iterator[str]:
 
 
 def round_text(record: "RoundRecord", eta: float, *, brief: bool = False) -> str:
-    """Accuracy, losses, accuracy on held-out examples, epsilon so far, speed and remaining time; what was not measured is left out.
+    """Accuracy, losses, accuracy on held-out examples, epsilon so far, speed, remaining time: what was measured of it.
 
     `brief` leaves out the training loss, so that the line fits 80 columns.
     """

@@ -12,7 +12,7 @@ from fl_lightning import RunConfig, TrackingError
 from fl_lightning.analysis.report import Sweep
 from fl_lightning.analysis.trials import Trial
 from fl_lightning.config import Cell, SweepConfig
-from fl_lightning.config.scoring import settled, tunes
+from fl_lightning.config.scoring import settled, the_metric, tunes
 from fl_lightning.tracking import Study, open_study, resolve_uri, tracked
 from tune.ending import complain, conclude
 from tune.plans import Chosen, choose
@@ -143,7 +143,7 @@ def _describe(
         sweep_id=sweep_id,
         name=sweep.name,
         axes=tuple(sweep.space),
-        metric=sweep.metric,
+        metric=the_metric(sweep),
         mode=sweep.mode,
         settings=sweep.settings,
         space={key: {axis.kind: list(axis.values)} for key, axis in sweep.space.items()},

@@ -1,15 +1,15 @@
 """What the trials of a sweep are compared by, and on whose examples.
 
-Settings are chosen by examples that the clients hold out of training; the test set is looked at once the choice is made.
-A sweep tunes if its trials are drawn, or ended because of others. A plain grid compares a few settings and may do so on
-the test set. So does a sweep that accounts for tuning (`sweep.selection`): its bound is for a score that is public or
-follows from what was released, which a score on the clients' own held-out examples is not.
+Settings are chosen by examples that the clients hold out of training; the test set is looked at once the choice is
+made. A sweep tunes if its trials are drawn, or ended because of others. A plain grid compares a few settings and may do
+so on the test set. So does a sweep that accounts for tuning (`sweep.selection`): its bound is for a score that is public
+or follows from what was released, which a score on the clients' own held-out examples is not.
 """
 
 from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
-from fl_lightning.config.faults import Fault, InvalidConfig, show
+from fl_lightning.config.faults import Fault, InvalidConfig, Missing, show
 from fl_lightning.config.schema import RunConfig
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ ON_TEST = ("test_accuracy", "test_loss")
 ON_VALIDATION = ("validation_accuracy", "validation_loss")
 
 PRIVATE_SCORE = (
-    "contradicts sweep.selection, whose bound is for a score that is public or follows from what was released, and this "
-    "one is measured on the clients' own examples"
+    "contradicts sweep.selection, whose bound is for a score that is public or follows from what was released: this one "
+    "is measured on the clients' own examples"
 )
 
 
@@ -77,9 +77,7 @@ def holding_out(config: RunConfig, sweep: "SweepConfig") -> RunConfig:
     """
     share = config.data.validation
     if counted(sweep) and share:
-        raise _fault(
-            f"{PRIVATE_SCORE}; remove it: the trials are scored on the test set, which counts as public", share
-        )
+        raise _fault(f"{PRIVATE_SCORE}; remove it: trials are scored on the test set, which counts as public", share)
     if tunes(sweep) and share == 0:
         rule = "leaves a sweep that tunes nothing but the test set to choose by"
         raise _fault(f"{rule}; raise it, or remove it for {SHARE:g}", share)
@@ -106,11 +104,17 @@ def settled(sweep: "SweepConfig", configs: Sequence[RunConfig]) -> "SweepConfig"
             raise InvalidConfig([Fault("sweep.metric", rule, name)])
         found = ", ".join(map(show, shares))
         rule = f"differs among the trials ({found}), which would be scored on different examples; give all the same"
-        raise _fault(rule if tunes(sweep) else f"{rule}, or set sweep.metric=test_accuracy")
+        raise _fault(rule if tunes(sweep) else f"{rule}, or set sweep.metric=test_accuracy", Missing.VALUE)
     if sweep.metric is not None:
         return sweep
     return sweep.model_copy(update={"metric": "validation_accuracy" if alike else "test_accuracy"})
 
 
-def _fault(rule: str, *value: float) -> InvalidConfig:
-    return InvalidConfig([Fault("data.validation", rule, *value)])
+def the_metric(sweep: "SweepConfig") -> str:
+    """The metric of a sweep that is settled."""
+    assert sweep.metric is not None, "the sweep has not been settled"
+    return sweep.metric
+
+
+def _fault(rule: str, value: object) -> InvalidConfig:
+    return InvalidConfig([Fault("data.validation", rule, value)])

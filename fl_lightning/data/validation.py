@@ -1,8 +1,8 @@
 """Examples that clients hold out of training, so that settings are chosen by what they have not been fitted to.
 
-Of n_k examples client k holds out floor(share n_k), drawn from the stream (seed, "validation", 0, k): the choice depends
-on neither what the examples are nor on other clients, and a larger share holds out all that a smaller one does. A client
-with few examples holds out none; none is ever left without one to train on.
+Of n_k examples client k holds out floor(share n_k), drawn from the stream (seed, "validation", 0, k): the choice
+depends neither on what the examples are nor on other clients, and a larger share holds out all that a smaller one does.
+A client with few examples holds out none; none is ever left without one to train on.
 """
 
 from dataclasses import replace
