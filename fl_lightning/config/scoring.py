@@ -2,8 +2,8 @@
 
 Settings are chosen by examples that the clients hold out of training; the test set is looked at once the choice is
 made. A sweep tunes if its trials are drawn, or ended because of others. A plain grid compares a few settings and may do
-so on the test set. So does a sweep that accounts for tuning (`sweep.selection`): its bound is for a score that is public
-or follows from what was released, which a score on the clients' own held-out examples is not.
+so on the test set. So does a sweep that accounts for tuning (`sweep.selection`): its bound is for a score that is
+public or follows from what was released, which a score on the clients' own held-out examples is not.
 """
 
 from collections.abc import Iterator, Sequence
@@ -22,8 +22,8 @@ ON_TEST = ("test_accuracy", "test_loss")
 ON_VALIDATION = ("validation_accuracy", "validation_loss")
 
 PRIVATE_SCORE = (
-    "contradicts sweep.selection, whose bound is for a score that is public or follows from what was released: this one "
-    "is measured on the clients' own examples"
+    "contradicts sweep.selection, whose bound is for a score that is public or follows from what was released: this "
+    "one is measured on the clients' own examples"
 )
 
 
