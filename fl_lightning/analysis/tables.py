@@ -178,6 +178,8 @@ def caption(rows: Sequence[Row], own: Own | None = None) -> list[str]:
         if len(seeds) > 1
         else f"One seed ({', '.join(map(str, seeds)) or 'none finished'}): no spread can be given."
     ]
+    if any(row["validation_accuracy_mean"] is not None for row in rows):
+        lines.append("Validation: all examples that clients hold out of training (data.validation), together.")
     fixed = _fixed(rows)
     if fixed:
         lines.append(f"All rows: {', '.join(f'{key}={value}' for key, value in fixed.items())}.")
