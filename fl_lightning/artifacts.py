@@ -47,6 +47,7 @@ def terms(prepared: "Prepared") -> dict[str, Any]:
         "trust_model": getattr(privacy, "trust_model", "local"),
         "sizes": {client: len(shard) for client, shard in enumerate(prepared.partition.indices)},
         "public_examples": prepared.public_examples,
+        "validated": bool(prepared.partition.held),
         "cohorts": (prepared.config.fl.cohort_size, getattr(privacy, "noise_cohort_size", None)),
     }
 
@@ -65,7 +66,10 @@ def span(multipliers: Sequence[float]) -> dict[str, float]:
 
 
 def keep_data(prepared: "Prepared", tracker: RunTracker) -> None:
-    """Stores how the data were dealt out (indices, hash, histograms, plot) and which data sets the run has."""
+    """Stores how the data were dealt out (indices, hash, histograms, plot) and which data sets the run has.
+
+    What clients hold out of training is a data set by itself, and no part of the one that is trained on.
+    """
     from fl_lightning.data.manifest import save_manifest
 
     with tempfile.TemporaryDirectory() as folder:
@@ -75,10 +79,11 @@ def keep_data(prepared: "Prepared", tracker: RunTracker) -> None:
     root = getattr(section, "root", None)
     reference = getattr(section, "reference", None)
     clients = {"clients": len(prepared.partition.indices), "partition_sha256": prepared.partition.sha256}
-    for context, x, y, more in (
-        ("training", data.x_train, data.y_train, clients),
-        ("test", data.x_test, data.y_test, {}),
-    ):
+    x, y, held = data.x_train, data.y_train, torch.zeros(len(data.y_train), dtype=torch.bool)
+    held[prepared.partition.held_out] = True
+    parts = {"training": (x[~held], y[~held]), "validation": (x[held], y[held])} if held.any() else {"training": (x, y)}
+    for context, (x, y) in {**parts, "test": (data.x_test, data.y_test)}.items():
+        more = {} if context == "test" else clients
         tracker.log_item(
             DataInput(
                 name=data.name,

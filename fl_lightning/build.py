@@ -19,6 +19,7 @@ from fl_lightning.data.datasets import ImageData, load_data
 from fl_lightning.data.loading import ImageStore
 from fl_lightning.data.partition import Partition, make_partition
 from fl_lightning.data.proxy import ProxySet, hold_out
+from fl_lightning.data.validation import split_off
 from fl_lightning.engine.apart import check_apart
 from fl_lightning.engine.objective import ModelObjective
 from fl_lightning.errors import ConfigError
@@ -60,6 +61,11 @@ class Prepared:
         positions = torch.arange(len(self.test)).split(EVALUATION_BATCH)
         return self.objective.evaluate(server.w, server.buffers, [self.test.batch(p) for p in positions])
 
+    def validate(self, server: ServerState) -> tuple[float, float] | None:
+        """(loss, accuracy) on all examples that the clients hold out; None where they hold out none."""
+        positions = self.partition.held_out.split(EVALUATION_BATCH) if self.partition.held else ()
+        return self.objective.evaluate(server.w, server.buffers, [self.side.store.batch(p) for p in positions])
+
     def engine(self) -> Engine:
         """A new engine of the configured kind."""
         if self.config.engine.kind == "debug":
@@ -88,7 +94,7 @@ def prepare(config: RunConfig) -> Prepared:
     data = data_of(config)
     model = network(config, data.shape, data.num_classes)
     data, held = held_out(config, data)
-    partition = make_partition(data.y_train, fl.num_clients, config.partition, config.seed, data.num_classes)
+    partition = dealt(config, data)
     cohorts = planned_cohorts(config)
     visits = visits_of(cohorts, fl.num_clients)
     shards = partition.indices
@@ -176,6 +182,17 @@ def held_out(config: RunConfig, data: ImageData) -> tuple[ImageData, tuple[torch
         return data, None
     rest, images, labels = hold_out(data, learning.proxy_share, config.seed)
     return rest, (images, labels)
+
+
+def dealt(config: RunConfig, data: ImageData) -> Partition:
+    """What each client trains on, and what it holds out of that.
+
+    Raises:
+        ConfigError: the data do not suffice for what is asked.
+    """
+    labels = data.y_train
+    whole = make_partition(labels, config.fl.num_clients, config.partition, config.seed, data.num_classes)
+    return split_off(whole, labels, config.data.validation or 0.0, config.seed)
 
 
 def device_of(name: str, workers: int) -> torch.device:

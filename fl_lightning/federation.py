@@ -107,6 +107,7 @@ def fit(
     algorithm: Algorithm,
     engine: Engine,
     evaluate: Callable[[ServerState], tuple[float, float] | None],
+    validate: Callable[[ServerState], tuple[float, float] | None] = lambda server: None,
     eval_every: int = 1,
     ledger: Accounts | None = None,
     inspect: Inspection | None = None,
@@ -115,8 +116,9 @@ def fit(
 ) -> Iterator[tuple[Federation, RoundRecord, list[Message]]]:
     """Runs rounds up to number `rounds`, yielding the state and a record after each. The last round is evaluated.
 
-    What `inspect` finds in a round's messages joins the metrics of its record. A round to which `admit` lets nobody of
-    its cohort ends the run before it.
+    `evaluate` and `validate` give loss and accuracy on the test set, and on what the clients hold out of training. What
+    `inspect` finds in a round's messages joins the metrics of its record. A round to which `admit` lets nobody of its
+    cohort ends the run before it.
     """
 
     def admission(round: int) -> tuple[tuple[int, ...], Mapping[int, int | None] | None]:
@@ -137,7 +139,9 @@ def fit(
         found = inspect(round, messages, aggregate) if inspect else {}
         coming = admission(round + 1) if round < rounds else None  # asked once: the last round is evaluated
         last = coming is None or coming[1] is None
-        tested = evaluate(federation.server) if round % eval_every == 0 or last else None
+        measuring = round % eval_every == 0 or last
+        tested = evaluate(federation.server) if measuring else None
+        validated = validate(federation.server) if measuring else None
         record = RoundRecord(
             round=round,
             cohort=cohort,
@@ -153,6 +157,8 @@ def fit(
                 *cut,
                 *(() if tested is None or isfinite(tested[0]) else (DIVERGED,)),
             ),
+            validation_loss=validated[0] if validated else None,
+            validation_accuracy=validated[1] if validated else None,
             metrics={**_metrics(messages, before, federation.server, algorithm.protection), **found},
         )
         yield federation, record, messages

@@ -136,10 +136,7 @@ def foresee(config: RunConfig, sizes: Sequence[int] | None = None) -> Foreseen:
         data = build.data_of(config)
         shape, classes = data.shape, data.num_classes
         rest, _ = build.held_out(config, data)
-        partition = build.make_partition(
-            rest.y_train, config.fl.num_clients, config.partition, config.seed, rest.num_classes
-        )
-        found = [len(shard) for shard in partition.indices]
+        found = [len(shard) for shard in build.dealt(config, rest).indices]
     else:
         known = KNOWN_SETS.get(config.data.name)
         if known is None:

@@ -136,6 +136,8 @@ class RoundRecord:
     updated: bool = True
     notes: tuple[str, ...] = ()
     metrics: Mapping[str, float] = field(default_factory=dict)
+    validation_loss: float | None = None
+    validation_accuracy: float | None = None
 
 
 @dataclass(frozen=True)

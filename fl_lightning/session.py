@@ -233,6 +233,7 @@ def _rounds(
             algorithm=prepared.algorithm,
             engine=engine,
             evaluate=prepared.evaluate,
+            validate=prepared.validate,
             eval_every=prepared.config.fl.eval_every,
             ledger=ledger,
             inspect=None if lab is None else lab.inspect,
@@ -273,6 +274,8 @@ def _result(prepared: Prepared, progress: Progress, run_id: str | None) -> RunRe
     final = {
         "test_accuracy": last.test_accuracy,
         "test_loss": last.test_loss,
+        "validation_accuracy": last.validation_accuracy,
+        "validation_loss": last.validation_loss,
         "weights_sha256": weights_sha256(federation.server.w, federation.server.buffers),
         "epsilon": facts["epsilon"] if facts is not None else None,
         "privacy": facts,

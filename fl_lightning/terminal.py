@@ -114,13 +114,14 @@ def opening(info: Mapping[str, Any]) -> Iterator[str]:
 
 
 def round_text(record: "RoundRecord", eta: float, *, brief: bool = False) -> str:
-    """Accuracy, losses, epsilon so far, speed and remaining time; what was not measured is left out.
+    """Accuracy, losses, accuracy on held-out examples, epsilon so far, speed, remaining time: what was measured of it.
 
     `brief` leaves out the training loss, so that the line fits 80 columns.
     """
     parts = [
         _measured("accuracy", record.test_accuracy),
         _measured("loss", record.test_loss),
+        _measured("held-out", record.validation_accuracy),
         "" if brief else _measured("train loss", record.train_loss),
         "" if record.epsilon is None else f"epsilon {epsilon_text(record.epsilon)}",
         f"{len(record.cohort) / record.seconds:.1f} clients/s" if record.seconds > 0 else "",
@@ -156,9 +157,8 @@ def duration(seconds: float) -> str:
 def closing(result: "RunResult", info: Mapping[str, Any]) -> Iterator[str]:
     """Accuracy, privacy with all that an epsilon needs beside it, the weights' hash, and how to open the run."""
     final = result.final
-    measured = ", ".join(
-        part for part in (_measured("accuracy", final["test_accuracy"]), _measured("loss", final["test_loss"])) if part
-    )
+    names = {"accuracy": "test_accuracy", "loss": "test_loss", "held-out accuracy": "validation_accuracy"}
+    measured = ", ".join(part for name, key in names.items() if (part := _measured(name, final.get(key))))
     yield f"finished: {measured or 'not evaluated'} after {count(len(result.rounds), 'round')}"
     if final.get("stopped"):
         yield f"stopped early: {final['stopped']['reason']}"

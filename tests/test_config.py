@@ -35,7 +35,7 @@ def test_defaults_are_those_of_the_contract() -> None:
     assert config == RunConfig()
     assert config.to_dict() == {
         "seed": 42,
-        "data": {"name": "digits", "subset": 1.0},
+        "data": {"name": "digits", "subset": 1.0, "validation": None},
         "partition": {"kind": "iid"},
         "model": {"kind": "lenet5"},
         "fl": {

@@ -102,7 +102,8 @@ def test_random_axes_are_left_to_draw() -> None:
     ]
     trial = cells[1].configure({"algorithm": "dp_fedsam", "algorithm.local.lr": 0.02, "fl.local_epochs": 3})
     same = "partition=dirichlet partition.alpha=1 algorithm=dp_fedsam privacy.noise_multiplier=2 "
-    assert trial == load_config([*same.split(), "algorithm.local.lr=0.02", "fl.local_epochs=3"])
+    drawn = ["algorithm.local.lr=0.02", "fl.local_epochs=3", "data.validation=0.1"]
+    assert trial == load_config([*same.split(), *drawn])
 
 
 def test_relative_paths_of_an_axis_mean_the_start_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

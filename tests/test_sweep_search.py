@@ -125,7 +125,7 @@ def test_the_median_rule_compares_the_best_with_the_others_means() -> None:
 
 
 def optimiser(samples: int, listed: Any = (), done: Any = (), kept: Any = None) -> Optimiser:
-    sweep = SweepConfig(space=LR, search="optuna", num_samples=samples, seeds=(1, 2), metric="test_accuracy")
+    sweep = SweepConfig(space=LR, search="optuna", num_samples=samples, seeds=(1, 2), metric="validation_accuracy")
     plan = Plan("s", tuple(LR), tuple(validate_space(["fl.rounds=1"], sweep)), {})
 
     def read(sampled: Any, result: dict[str, Any]) -> Trial:
@@ -137,7 +137,7 @@ def optimiser(samples: int, listed: Any = (), done: Any = (), kept: Any = None) 
 def measured(value: float | None) -> dict[str, Any]:
     if value is None:
         return {OUTCOME: json.dumps({"status": "failed", "error": {"type": "E", "message": "m"}})}
-    return {OUTCOME: json.dumps({"status": "finished", "final": {"test_accuracy": value}})}
+    return {OUTCOME: json.dumps({"status": "finished", "final": {"validation_accuracy": value}})}
 
 
 def test_optuna_is_told_the_mean_over_the_seeds_and_each_point_is_stored_before_it_runs() -> None:
@@ -164,7 +164,8 @@ def test_a_resumed_optimiser_knows_what_was_measured_and_repeats_no_point() -> N
     first = optimiser(4)
     trials = [json.loads(first.suggest(f"r{number}")[TRIAL]) for number in range(4)]
     done = [
-        trial_of(first.plan, trials[i], {"status": "finished", "final": {"test_accuracy": 0.1 * i}}) for i in (0, 1, 2)
+        trial_of(first.plan, trials[i], {"status": "finished", "final": {"validation_accuracy": 0.1 * i}})
+        for i in (0, 1, 2)
     ]
     assert completed([trials[0], trials[3]], 2) == trials  # a seed that was not stored in time is run all the same
     asked = optimiser(4, listed=[trials[3]], done=done)
@@ -204,7 +205,7 @@ def test_a_trial_that_falls_behind_ends_as_a_finished_run_of_its_own(pruned: Swe
     whole, *ended = result["trials"]
     assert whole["final"]["stopped"] is None
     for trial in ended:
-        reason = "sweep.scheduler=asha: its test_accuracy falls behind the other trials'"
+        reason = "sweep.scheduler=asha: its validation_accuracy falls behind the other trials'"
         assert trial["final"]["stopped"] == {"round": 2, "by": "scheduler", "reason": reason}
     assert result["best"]["setting"] == whole["setting"]
     assert "| stopped" in pruned.printed and "Trials ended early by the scheduler: 2" in pruned.printed

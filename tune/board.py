@@ -27,6 +27,7 @@ class Line:
     point: Point
     round: int = 0
     accuracy: float | None = None
+    validation: float | None = None
     epsilon: float | None = None
     status: str = "running"
     error: str = ""
@@ -71,6 +72,7 @@ class Board(Callback):  # type: ignore[misc]
         line = self.lines[_id(trial)]
         line.round = result.get("round", line.round)
         line.accuracy = result.get("test_accuracy", line.accuracy)
+        line.validation = result.get("validation_accuracy", line.validation)
         line.epsilon = result.get("epsilon", line.epsilon)
         if OUTCOME in result and (error := json.loads(result[OUTCOME]).get("error")):
             line.error = f"{error['type']}: {error['message']}"
@@ -105,8 +107,9 @@ class Board(Callback):  # type: ignore[misc]
         if line.status == "failed":
             return head + f"FAILED after round {line.round}: {line.error}"
         accuracy = "not measured" if line.accuracy is None else f"{line.accuracy:.4f}"
+        held = "" if line.validation is None else f", on held-out examples {line.validation:.4f}"
         spent = "" if line.epsilon is None else f", epsilon {self._epsilon(line)}"
-        return head + f"accuracy {accuracy}{spent} ({line.round} rounds, {line.seconds:.1f} s)"
+        return head + f"accuracy {accuracy}{held}{spent} ({line.round} rounds, {line.seconds:.1f} s)"
 
     def _epsilon(self, line: Line) -> str:
         """With unit and delta, as in the final table."""

@@ -16,9 +16,11 @@ from fl_lightning.analysis.report import (
     stored_selection_cost,
     write_report,
 )
+from fl_lightning.analysis.scored import selection_words
 from fl_lightning.analysis.selection import selection_cost
 from fl_lightning.analysis.tables import settings_table
 from fl_lightning.analysis.trials import Trial
+from fl_lightning.config.scoring import scored_on
 from fl_lightning.tracking import Study, run_page
 
 
@@ -51,6 +53,7 @@ def conclude(
         "table": rows,
         "best": best_setting(info, trials),
         "best_by_promise": best_settings(info, trials, families(rows, info.axes)),
+        "selected_on": scored_on(info.metric),
         "selection": selection,
         "skipped": list(info.skipped),
         "parent_run_id": study.run_id if study else None,
@@ -101,6 +104,8 @@ def _last_words(
     say: Callable[[str], None] = (lambda text: None) if quiet else (lambda text: print(text, flush=True))
     if not quiet:
         print_table(settings_table(trials, info.skipped), info.settings, info.axes)
+    if (words := selection_words(info)) and best_setting(info, trials) is not None:
+        say(words)
     if selection is not None:
         say(selection["words"])
     say(f"report: {report['markdown']}")

@@ -12,6 +12,7 @@ from fl_lightning import RunConfig, TrackingError
 from fl_lightning.analysis.report import Sweep
 from fl_lightning.analysis.trials import Trial
 from fl_lightning.config import Cell, SweepConfig
+from fl_lightning.config.scoring import settled, the_metric, tunes
 from fl_lightning.tracking import Study, open_study, resolve_uri, tracked
 from tune.ending import complain, conclude
 from tune.plans import Chosen, choose
@@ -37,6 +38,7 @@ def run_sweep(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], *, qui
     Returns:
         `sweep_id`, `status` ("finished", or "failed" if any trial failed), `failed` (how many), `trials`, `table` (one
         row per setting), `best` (the row with the best mean; None if no trial finished), `best_by_promise`,
+        `selected_on` ("test" or "validation": the examples on which the best is named; None for a metric of neither),
         `selection` (what choosing the best private trial costs), `skipped` (cells left out as hopeless),
         `parent_run_id`, `experiment`, `tracking_uri`, `seconds`, `report` (paths).
 
@@ -47,9 +49,13 @@ def run_sweep(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], *, qui
     began = time.monotonic()
     say: Callable[[str], None] = (lambda text: None) if quiet else (lambda text: print(text, flush=True))
     sweep_id = secrets.token_hex(4)
+    sweep = settled(sweep, [config for cell in cells for config in cell.variants.values()])
     samples = number_of_samples(base, sweep, cells)
     if sweep.selection.distribution != "none":
         say(f"number of trials: {samples}, drawn ({sweep.selection.distribution}, mean {sweep.selection.mean:g})")
+    if tunes(sweep):
+        share = cells[0].config.data.validation
+        say(f"each client holds data.validation={share:g} of its examples out of training, to choose by")
     chosen = Chosen(tuple(cells))
     if sweep.skip_hopeless or not quiet:  # a plan that nobody sees and nothing follows is not made
         chosen = choose(cells, say, skip_hopeless=sweep.skip_hopeless)
@@ -137,7 +143,7 @@ def _describe(
         sweep_id=sweep_id,
         name=sweep.name,
         axes=tuple(sweep.space),
-        metric=sweep.metric,
+        metric=the_metric(sweep),
         mode=sweep.mode,
         settings=sweep.settings,
         space={key: {axis.kind: list(axis.values)} for key, axis in sweep.space.items()},

@@ -10,6 +10,7 @@ from ray.tune.search import Searcher
 from fl_lightning.analysis.statistics import mean
 from fl_lightning.analysis.trials import Trial
 from fl_lightning.config import SweepConfig
+from fl_lightning.config.scoring import the_metric
 from tune.space import DRAWN, POINT, TRIAL, Plan, Sampled, plain, sampler, trials_of
 
 
@@ -87,7 +88,7 @@ class Optimiser(Searcher):  # type: ignore[misc]
         trials = self.ended[point]
         if len(trials) < len(self.plan.cells):
             return
-        centre = mean([value for trial in trials if (value := trial.measured(self.sweep.metric)) is not None])
+        centre = mean([value for trial in trials if (value := trial.measured(the_metric(self.sweep))) is not None])
         if point >= self.before:
             told = None if centre is None else {self.sweep.metric: centre}
             self.optuna.on_trial_complete(_name(point), told, error=centre is None)

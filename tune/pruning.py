@@ -12,6 +12,7 @@ from ray.tune.schedulers import FIFOScheduler
 
 from fl_lightning.analysis.trials import Trial
 from fl_lightning.config import SweepConfig
+from fl_lightning.config.scoring import the_metric
 from tune.space import ID, Plan, sampled_of
 
 REDUCTION = 4
@@ -97,7 +98,7 @@ class Pruner(FIFOScheduler):  # type: ignore[misc]
         """
         super().__init__()
         self.rule, self.name = RULES[sweep.scheduler], sweep.scheduler
-        self.key, self.sign = sweep.metric, 1.0 if sweep.mode == "max" else -1.0
+        self.key, self.sign = the_metric(sweep), 1.0 if sweep.mode == "max" else -1.0
         self.grace = sweep.grace_rounds or 1
         self.plan, self.stop = plan, stop
         self.rounds: dict[str, int] = {}

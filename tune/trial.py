@@ -142,6 +142,8 @@ class Reporter:
             "round": record.round,
             "test_accuracy": record.test_accuracy,
             "test_loss": record.test_loss,
+            "validation_accuracy": record.validation_accuracy,
+            "validation_loss": record.validation_loss,
             "epsilon": record.epsilon,
             "seconds": record.seconds,
         }

@@ -125,12 +125,13 @@ def _results(family: Family, rows: Sequence[Row], trials: Sequence[Trial], sever
     by_run = {trial.setting: trial for trial in trials}
     spent = epsilon_heading(family)
     costs = cost_headings(rows)
-    headings = ["run", "algorithm", "seed", "status", "rounds", "test accuracy", "test loss", spent, *costs]
+    held = ["validation accuracy"] if any(row["validation_accuracy_mean"] is not None for row in rows) else []
+    headings = ["run", "algorithm", "seed", "status", "rounds", *held, "test accuracy", "test loss", spent, *costs]
     lines = []
     for row in rows:
         trial = by_run[row["setting"]]
         rounds = max((round for round, _ in trial.history.get("seconds", ())), default=None)
-        accuracy, loss = trial.measured("test_accuracy"), trial.measured("test_loss")
+        names = [*(name.replace(" ", "_") for name in held), "test_accuracy", "test_loss"]
         line = [
             trial.trial_id,
             trial.algorithm,
@@ -138,7 +139,7 @@ def _results(family: Family, rows: Sequence[Row], trials: Sequence[Trial], sever
             trial.status,
             ABSENT if rounds is None else str(rounds),
         ]
-        line += [ABSENT if value is None else f"{value:.4f}" for value in (accuracy, loss)]
+        line += [ABSENT if (value := trial.measured(name)) is None else f"{value:.4f}" for name in names]
         epsilon = epsilon_number(row) if trial.setting in family.settings else epsilon_text(row)
         lines.append([*line, epsilon, *cost_cells(row, costs)])
     notes = [*caption(rows)[1:], *cost_notes(rows)]

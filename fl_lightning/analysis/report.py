@@ -19,6 +19,7 @@ from fl_lightning.analysis.selection import selection_cost
 from fl_lightning.analysis.statistics import mean
 from fl_lightning.analysis.tables import caveats, settings_table, to_csv
 from fl_lightning.analysis.trials import HISTORY, Trial, by_setting, from_children
+from fl_lightning.config.scoring import scored_on
 from fl_lightning.tracking import ChildRun, children, connect, find_parent, log_artifact_file, resolve_uri
 
 SWEEP_FILE = "sweep.json"
@@ -83,9 +84,9 @@ def make_report(
 
     Returns:
         `sweep_id`, `parent_run_id`, `table` (rows as in `settings_table`), `statistics` (from `standings`), `best`,
-        `best_by_promise`, `selection` (from `selection_cost`), `skipped`, `failed`, and the paths `markdown`, `csv`,
-        `summary`, `curves` (with `curves_2` ... for further promises and budgets), `epsilon` where epsilon was varied,
-        and `latex` or `html` where asked for.
+        `best_by_promise`, `selected_on` (from `scored_on`), `selection` (from `selection_cost`), `skipped`, `failed`,
+        and the paths `markdown`, `csv`, `summary`, `curves` (with `curves_2` ... for further promises and budgets),
+        `epsilon` where epsilon was varied, and `latex` or `html` where asked for.
 
     Raises:
         TrackingError: no such sweep (the message lists those that exist), or the store cannot be used.
@@ -110,6 +111,7 @@ def make_report(
         "statistics": as_json(compared),
         "best": best_setting(sweep, trials),
         "best_by_promise": best_settings(sweep, trials, families(rows, sweep.axes)),
+        "selected_on": scored_on(sweep.metric),
         "selection": selection,
         "skipped": list(sweep.skipped),
         "failed": sum(not trial.finished for trial in trials),
@@ -155,6 +157,7 @@ def write_report(
     summary |= {
         "statistics": as_json(compared),
         "best_by_promise": best,
+        "selected_on": scored_on(sweep.metric),
         "selection": selection,
         "skipped": list(sweep.skipped),
     }

@@ -9,6 +9,7 @@ from fl_lightning.analysis.costs import cost_cells, cost_headings, cost_notes
 from fl_lightning.analysis.document import Block, Figure, Heading, Notes, Table, Text
 from fl_lightning.analysis.promises import Family, Row, mismatch
 from fl_lightning.analysis.report_figures import Picture
+from fl_lightning.analysis.scored import selection_words
 from fl_lightning.analysis.tables import (
     Own,
     caption,
@@ -79,8 +80,8 @@ def report_blocks(
             blocks += [Heading(f"Algorithms across settings{which}"), Table(*across)]
             blocks += [Notes([line]) for line in caveats(rows_of(family, rows))]
     blocks += [Text(_best(item, sweep)) for item in best]
-    if best:
-        blocks.append(Text("Chosen on the test set, so it is optimistic."))
+    if best and (words := selection_words(sweep)):
+        blocks.append(Text(words))
     if selection is not None:
         blocks.append(Text(str(selection["words"])))
     blocks += [Figure(picture.path, picture.words) for picture in pictures]

@@ -15,6 +15,7 @@ Row = dict[str, Any]
 Own = Mapping[str, Mapping[str, Any]]
 
 PRIVACY_KEYS = ("unit", "delta", "adjacency", "sampling", "trust_model")
+VALIDATED = ("validation_accuracy_mean", "validation_accuracy_sd", "validation_loss_mean")
 PLUS_MINUS = "\u00b1"
 DELTA = "\u03b4"
 
@@ -26,13 +27,13 @@ def settings_table(
 
     Each row has `setting`, `algorithm`, `params`, `seeds` (of the finished trials), `n` (their number),
     `test_accuracy_mean`, `test_accuracy_sd` (sample standard deviation, None for n < 2), `test_accuracy_low` and
-    `_high` (95 % interval for the mean), `test_loss_mean`, what `costs` gives, `epsilon` (the largest over the seeds),
-    `unit`, `delta`, `adjacency`, `sampling`, `trust_model` of that epsilon, `target_epsilon`, `badge` (NOT PRIVATE if
-    any seed is), `warnings` (what must be said wherever the row is shown),
-    `failed` (how many did not finish), `stopped` (how many of the finished the sweep's scheduler ended early) and
-    `skipped` (why the sweep left it out, or None). What is not known is None: a
-    mean over no finished trial, or over losses that are not all finite. A row with a unit but no epsilon has an
-    infinite one; a row without a unit protects nothing.
+    `_high` (95 % interval for the mean), `test_loss_mean`, VALIDATED (on what clients hold out of training), what
+    `costs` gives, `epsilon` (the largest over the seeds), `unit`, `delta`, `adjacency`, `sampling`, `trust_model` of
+    that epsilon, `target_epsilon`, `badge` (NOT PRIVATE if any seed is), `warnings` (what must be said wherever the row
+    is shown), `failed` (how many did not finish), `stopped` (how many of the finished the sweep's scheduler ended
+    early) and `skipped` (why the sweep left it out, or None). What is not known is None: a mean over no finished trial,
+    or over losses that are not all finite. A row with a unit but no epsilon has an infinite one; a row without a unit
+    protects nothing.
 
     Args:
         trials: of all settings that were tried.
@@ -63,6 +64,9 @@ def _row(setting: str, group: Sequence[Trial], target: float | None, skipped: st
         "test_accuracy_low": low,
         "test_accuracy_high": high,
         "test_loss_mean": _finite(mean(_measured(finished, "test_loss"))),
+        "validation_accuracy_mean": _finite(mean(_measured(finished, "validation_accuracy"))),
+        "validation_accuracy_sd": _finite(sample_sd(_measured(finished, "validation_accuracy"))),
+        "validation_loss_mean": _finite(mean(_measured(finished, "validation_loss"))),
         **costs(finished, target),
         "epsilon": max(epsilons) if bounded else None,
         **{key: statement.get(key) for key in PRIVACY_KEYS},
@@ -92,10 +96,11 @@ def _finite(value: float | None) -> float | None:
 def columns(rows: Sequence[Row]) -> list[str]:
     """The headings of the text table: the algorithm, every further axis that varies, then what was measured."""
     axes = [key for key in varying([row["params"] for row in rows]) if key not in ALGORITHM_AXES]
+    held = ["validation accuracy"] if any(row["validation_accuracy_mean"] is not None for row in rows) else []
     failed = ["failed"] if any(row["failed"] for row in rows) else []
     stopped = ["stopped"] if any(row["stopped"] for row in rows) else []
     skipped = ["skipped"] if any(row["skipped"] for row in rows) else []
-    return ["algorithm", *axes, "seeds", "test accuracy", "test loss", "epsilon", *failed, *stopped, *skipped]
+    return ["algorithm", *axes, "seeds", *held, "test accuracy", "test loss", "epsilon", *failed, *stopped, *skipped]
 
 
 def cells(row: Row, headings: Sequence[str]) -> list[str]:
@@ -104,6 +109,7 @@ def cells(row: Row, headings: Sequence[str]) -> list[str]:
         "algorithm": row["algorithm"],
         "seeds": str(row["n"]),
         "test accuracy": mean_and_sd(row["test_accuracy_mean"], row["test_accuracy_sd"]),
+        "validation accuracy": mean_and_sd(row["validation_accuracy_mean"], row["validation_accuracy_sd"]),
         "test loss": _number(row["test_loss_mean"], 3),
         "epsilon": epsilon_text(row),
         "failed": str(row["failed"]),
@@ -172,6 +178,8 @@ def caption(rows: Sequence[Row], own: Own | None = None) -> list[str]:
         if len(seeds) > 1
         else f"One seed ({', '.join(map(str, seeds)) or 'none finished'}): no spread can be given."
     ]
+    if any(row["validation_accuracy_mean"] is not None for row in rows):
+        lines.append("Validation: all examples that clients hold out of training (data.validation), together.")
     fixed = _fixed(rows)
     if fixed:
         lines.append(f"All rows: {', '.join(f'{key}={value}' for key, value in fixed.items())}.")
@@ -254,7 +262,7 @@ def to_csv(rows: Sequence[Row], compared: Mapping[str, Mapping[str, Any]] | None
     axes = list(dict.fromkeys(key for row in rows for key in row["params"]))
     measured = ["n", "test_accuracy_mean", "test_accuracy_sd", "test_loss_mean", "epsilon", "target_epsilon"]
     measured += [*PRIVACY_KEYS, "badge", "failed", "stopped"]
-    more = ["test_accuracy_low", "test_accuracy_high", "target", "reached", *COST_FIELDS]
+    more = ["test_accuracy_low", "test_accuracy_high", "target", "reached", *COST_FIELDS, *VALIDATED]
     fields = list(dict.fromkeys(name for found in (compared or {}).values() for name in found))
     said = ["warnings", "skipped"]
     text = io.StringIO()

@@ -16,6 +16,8 @@ AXIS_TAG = "sweep."
 HISTORY = (
     "test_accuracy",
     "test_loss",
+    "validation_accuracy",
+    "validation_loss",
     "seconds",
     "gradients",
     "oracle/gradients",
@@ -23,6 +25,9 @@ HISTORY = (
     "oracle/upload_bytes",
 )
 """The metrics whose rounds a report reads."""
+
+MEASURED = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss", "epsilon")
+"""The metrics of a trial's last round that are among its `final`."""
 
 ALGORITHM_AXES = ("algorithm", "algorithm.name")
 """The axes that choose the algorithm: by preset, or by name."""
@@ -40,7 +45,7 @@ class Trial:
         algorithm: `algorithm.name`.
         status: "finished", "failed" or "killed".
         run_id: MLflow's id; None without tracking.
-        final: `test_accuracy`, `test_loss`, `weights_sha256`, `epsilon`; empty unless finished.
+        final: MEASURED, `weights_sha256` and, where it ended early, `stopped`; empty unless finished.
         privacy: unit, delta, adjacency, sampling, trust model, level, warnings of the epsilon; None for a run without.
         target_epsilon: the budget it was given; None for a run that was given noise instead, or no privacy.
         badge: "PRIVATE" or "NOT PRIVATE"; None where it is not known.
@@ -115,7 +120,7 @@ def _from_child(child: "ChildRun", trial_id: str, privacy: Mapping[str, Any] | N
     status = {"FINISHED": "finished", "KILLED": "killed", "RUNNING": "running"}.get(child.status, "failed")
     final: dict[str, Any] = {}
     if status == "finished":
-        final = {key: child.metrics.get(key) for key in ("test_accuracy", "test_loss", "epsilon")}
+        final = {key: child.metrics.get(key) for key in MEASURED}
         final["weights_sha256"] = child.tags.get("weights_sha256")
         if "stopped" in child.tags:
             final["stopped"] = _value(child.tags["stopped"])

@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from fl_lightning.config.numbers import AbsolutePath, Count, Int, Positive, Section, Share
+from fl_lightning.config.numbers import AbsolutePath, Count, Int, Part, Positive, Section, Share
 
 
 def default_data_root() -> Path:
@@ -19,6 +19,11 @@ class Data(Section):
 
     name: str = Field(description="the data set")
     subset: Share = Field(default=1.0, description="stratified share of the training set to keep")
+    validation: Part | None = Field(
+        default=None,
+        description="share of each client's examples that are held out of training, to choose settings by; null: none, "
+        "in a sweep that tunes 0.1",
+    )
 
 
 class Digits(Data):

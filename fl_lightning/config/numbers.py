@@ -111,6 +111,8 @@ Real = Annotated[float, BeforeValidator(to_float), AfterValidator(_finite)]
 Positive = Annotated[Real, Field(gt=0)]
 NonNegative = Annotated[Real, Field(ge=0)]
 Share = Annotated[Real, Field(gt=0, le=1)]
+Part = Annotated[Real, Field(ge=0, lt=1)]
+"""A share that leaves something."""
 Decay = Annotated[Real, Field(ge=0, lt=1)]
 """A factor below 1, so that the past fades."""
 PositiveOrInfinite = Annotated[float, BeforeValidator(to_float), Field(gt=0)]

@@ -31,7 +31,7 @@ from pydantic_core import CoreSchema, PydanticCustomError, core_schema
 
 from fl_lightning.config.algorithms import Local, Mean, Sgd
 from fl_lightning.config.faults import Fault
-from fl_lightning.config.numbers import AbsolutePath, Int, Real, Section, Share, Text
+from fl_lightning.config.numbers import AbsolutePath, Int, Part, Real, Section, Share, Text
 from fl_lightning.errors import ConfigError
 from fl_lightning.plugins.loading import FORM, PluginError, file_sha256, is_reference, load, split, to_reference
 
@@ -131,6 +131,11 @@ class OwnData(OwnFunction):
 
     name: Reference = Field(description="the data set: a function in a file of yours")
     subset: Share = Field(default=1.0, description="stratified share of the training set to keep")
+    validation: Part | None = Field(
+        default=None,
+        description="share of each client's examples that are held out of training, to choose settings by; null: none, "
+        "in a sweep that tunes 0.1",
+    )
     parameters: _PARAMETERS = Field(default_factory=dict, description="parameters of your function")
 
 

@@ -78,10 +78,13 @@ class RunConfig(Section):
 
         Left out are `tracking`, `engine.workers`, `fl.checkpoint_every` and the folder of a public data set (its files
         are checksummed): none of them can change a result. The folder of a user's own data stays in, for it says which
-        data; of a user's own function it is the file's content that counts, not its place.
+        data; of a user's own function it is the file's content that counts, not its place. Without held-out examples
+        `data.validation` says nothing.
         """
         plain = computed_by(self.to_dict())
         del plain["tracking"], plain["engine"]["workers"], plain["fl"]["checkpoint_every"]
+        if not self.data.validation:
+            del plain["data"]["validation"]
         if self.data.name not in ("image_folder", "npz"):
             plain["data"].pop("root", None)
         return hashlib.sha256(json.dumps(plain, sort_keys=True, separators=(",", ":")).encode()).hexdigest()

@@ -4,11 +4,12 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fl_lightning.config.faults import Fault
+from fl_lightning.config.scoring import ON_TEST, ON_VALIDATION
 
 if TYPE_CHECKING:
     from fl_lightning.config.sweep import SweepConfig
 
-BY_ROUND = ("test_accuracy", "test_loss")
+BY_ROUND = ON_VALIDATION
 """The metrics that a scheduler can follow."""
 
 
@@ -34,7 +35,7 @@ def search_faults(sweep: "SweepConfig") -> Iterator[Fault]:
                 "sweep.grace_rounds", "would be ignored with scheduler=none; set sweep.scheduler", sweep.grace_rounds
             )
         return
-    if sweep.metric not in BY_ROUND:
+    if sweep.metric not in (None, *BY_ROUND, *ON_TEST):  # of the test set `scoring` has the word
         rule = f"needs a sweep.metric that is known in every round, {' or '.join(BY_ROUND)}, found {sweep.metric}"
         yield Fault("sweep.scheduler", rule, sweep.scheduler)
     if counted:

@@ -13,6 +13,7 @@ from fl_lightning.config.defaults import TAG_OF_SECTION
 from fl_lightning.config.faults import InvalidConfig, show
 from fl_lightning.config.index import value_at
 from fl_lightning.config.schema import RunConfig
+from fl_lightning.config.scoring import holding_out, settled
 from fl_lightning.config.sweep import SweepConfig
 from fl_lightning.errors import ConfigError
 
@@ -83,7 +84,7 @@ def validate_space(
         variants: dict[tuple[str, ...], RunConfig] = {}
         for options in _combinations([axis for axis in drawn if axis.is_structural]):
             for point in _probes([axis for axis in drawn if not axis.is_structural]):
-                config = source.build({**chosen, **options, **point})
+                config = holding_out(source.build({**chosen, **options, **point}), sweep)
                 variants.setdefault(tuple(show(value) for value in options.values()), config)
         first = next(iter(variants.values()))
         values = {
@@ -92,6 +93,7 @@ def validate_space(
         for seed in sweep.seeds or (first.seed,):
             seeded = {options: config.with_overrides({"seed": seed}) for options, config in variants.items()}
             cells.append(Cell(values, seed, next(iter(seeded.values())), drawn, seeded))
+    settled(sweep, [config for cell in cells for config in cell.variants.values()])
     return cells
 
 

@@ -22,6 +22,7 @@ from fl_lightning.config.numbers import Count, Int, Name, NonNegative, Positive,
 from fl_lightning.config.overrides import parse_overrides, parse_value
 from fl_lightning.config.presets import options, preset_file, read_yaml, user_folder
 from fl_lightning.config.schema import RunConfig
+from fl_lightning.config.scoring import scoring_faults
 from fl_lightning.config.search import search_faults
 from fl_lightning.errors import ConfigError
 
@@ -92,7 +93,11 @@ class SweepConfig(Section):
         default=0, description="retries of a trial whose process crashed, from its last checkpoint"
     )
     resources: Resources = Field(default=Resources(), description="what one trial reserves")
-    metric: Name = Field(default="test_accuracy", description="what makes a trial the best")
+    metric: Name | None = Field(
+        default=None,
+        description="what makes a trial the best; null: validation_accuracy where all hold out the same share of "
+        "examples (data.validation), else test_accuracy",
+    )
     mode: Literal["max", "min"] = Field(default="max", description="whether more of the metric is better")
 
     def __init__(self, **raw: Any) -> None:
@@ -104,7 +109,8 @@ class SweepConfig(Section):
             super().__init__(**raw)
         except ValidationError as error:
             raise InvalidConfig(translate(error, SweepConfig, raw, prefix="sweep.")) from None
-        if faults := [*_sweep_faults(self), *search_faults(self), *_selection_faults(self), *_settings_faults(self)]:
+        faults = [*_sweep_faults(self), *scoring_faults(self), *search_faults(self), *_selection_faults(self)]
+        if faults := [*faults, *_settings_faults(self)]:
             raise InvalidConfig(faults)
 
     @property

@@ -51,7 +51,11 @@ def heterogeneity(counts: np.ndarray, label_counts: np.ndarray) -> dict[str, Any
 
 
 def manifest(partition: Partition) -> dict[str, Any]:
-    """The whole partition for JSON: settings, sha256, sizes, label histograms [K][C], heterogeneity, indices."""
+    """The whole partition for JSON: settings, sha256, sizes, label histograms [K][C], heterogeneity, indices.
+
+    All of it is about what is trained on, but for `validation`: `share`, `sha256`, `sizes`, `num_samples` and `indices`
+    of what the clients hold out, None where they hold out nothing.
+    """
     counts, label_counts = partition.counts.numpy(), partition.label_counts.numpy()
     sizes = counts.sum(axis=1)
     return {
@@ -64,12 +68,27 @@ def manifest(partition: Partition) -> dict[str, Any]:
         "num_clients": partition.num_clients,
         "num_classes": len(label_counts),
         "num_samples": int(label_counts.sum()),
-        "num_unused": int(label_counts.sum() - sizes.sum()),
+        "num_unused": int(label_counts.sum() - sizes.sum()) - len(partition.held_out),
         "scope": "simulation: read from the raw labels, covered by no epsilon",
         "heterogeneity": heterogeneity(counts, label_counts),
         "sizes": sizes.tolist(),
         "label_histogram": counts.tolist(),
         "indices": [indices.tolist() for indices in partition.indices],
+        "validation": _validation(partition),
+    }
+
+
+def _validation(partition: Partition) -> dict[str, Any] | None:
+    if not partition.held:
+        return None
+    from fl_lightning.data.partition import index_sha256
+
+    return {
+        "share": partition.validation,
+        "sha256": index_sha256([part.numpy() for part in partition.held]),
+        "num_samples": len(partition.held_out),
+        "sizes": [len(part) for part in partition.held],
+        "indices": [part.tolist() for part in partition.held],
     }
 
 
@@ -143,8 +162,9 @@ def _draw(record: dict[str, Any], path: Path) -> None:
 
     numbers = record["heterogeneity"]
     settings = ", ".join(f"{key}={value}" for key, value in record["parameters"].items() if key != "path")
+    apart = f", held out {record['validation']['num_samples']}" if record["validation"] else ""
     figure.suptitle(
-        f"{record['kind']}{f' ({settings})' if settings else ''}: clients {num_clients}, samples {sizes.sum()}\n"
+        f"{record['kind']}{f' ({settings})' if settings else ''}: clients {num_clients}, samples {sizes.sum()}{apart}\n"
         f"mean EMD {numbers['mean_emd']:.2f} of 2, mean label entropy {numbers['mean_label_entropy']:.2f} of "
         f"{numbers['global_label_entropy']:.2f} nats, size Gini {numbers['size_gini']:.2f}",
         fontsize=9,

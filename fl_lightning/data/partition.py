@@ -7,6 +7,7 @@ n samples, K clients, C classes.
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -44,6 +45,10 @@ class Partition:
     """int64 [C]: samples of each class in the whole training set, dealt or not."""
     sha256: str
     """Over the client sizes and indices as little-endian int64; equal exactly when the partitions are."""
+    held: tuple[Tensor, ...] = ()
+    """Per client: sorted indices of the examples held out of training, none of them in `indices`; may be empty."""
+    validation: float = 0.0
+    """The share that was held out of each client's examples."""
 
     @property
     def num_clients(self) -> int:
@@ -53,6 +58,11 @@ class Partition:
     def sizes(self) -> Tensor:
         """int64 [K]: samples of each client."""
         return self.counts.sum(dim=1)
+
+    @property
+    def held_out(self) -> Tensor:
+        """int64: all examples held out of training, client by client."""
+        return torch.cat([torch.empty(0, dtype=torch.int64), *self.held])
 
     def manifest(self) -> dict[str, Any]:
         """Everything about the partition that JSON can hold; see `fl_lightning.data.manifest.manifest`."""
@@ -112,9 +122,6 @@ def _record(
     kind: str, parameters: dict[str, Any], parts: list[np.ndarray], y: np.ndarray, num_classes: int
 ) -> Partition:
     ordered = [np.sort(part).astype(np.int64) for part in parts]
-    digest = hashlib.sha256(np.array([len(part) for part in ordered], dtype="<i8").tobytes())
-    for part in ordered:
-        digest.update(part.astype("<i8").tobytes())
     counts = np.stack([np.bincount(y[part], minlength=num_classes) for part in ordered])
     return Partition(
         kind=kind,
@@ -122,8 +129,16 @@ def _record(
         indices=tuple(torch.from_numpy(part) for part in ordered),
         counts=torch.from_numpy(counts),
         label_counts=torch.from_numpy(np.bincount(y, minlength=num_classes)),
-        sha256=digest.hexdigest(),
+        sha256=index_sha256(ordered),
     )
+
+
+def index_sha256(parts: Sequence[np.ndarray]) -> str:
+    """SHA-256 over the sizes and the indices of the clients' lists, as little-endian int64."""
+    digest = hashlib.sha256(np.array([len(part) for part in parts], dtype="<i8").tobytes())
+    for part in parts:
+        digest.update(part.astype("<i8").tobytes())
+    return digest.hexdigest()
 
 
 def _dirichlet(

@@ -38,6 +38,11 @@ TRUST_MODELS = {
     "distributed": "each client adds a share of the noise, which protects only under secure aggregation of the uploads",
 }
 
+VALIDATED = (
+    "The validation metrics are measured on examples that clients hold out of training, by no private mechanism: this "
+    "epsilon covers neither publishing them nor choosing a model or a setting by them."
+)
+
 CAVEATS = (
     "The noise is pseudo-random and follows from the run's seed, so this is a simulation, not a deployment: whoever "
     "knows the seed can remove the noise.",
@@ -55,6 +60,7 @@ def statement(
     public_examples: int = 0,
     clip_bound: str = "fixed",
     cohorts: tuple[int, int | None] | None = None,
+    validated: bool = False,
 ) -> str:
     """One paragraph: unit, epsilon, delta, neighbours, sampling, accountant, trust model, worst client, caveats.
 
@@ -67,6 +73,7 @@ def statement(
         public_examples: how many examples the server itself holds and learns from.
         clip_bound: "fixed", "per_layer" or "quantile".
         cohorts: the clients of a round, and the larger number whose noise was used instead, None for none.
+        validated: whether the model is also measured on examples that clients hold out of training.
 
     Raises:
         PrivacyError: a level or trust model that is not known or does not fit the ledger.
@@ -80,6 +87,7 @@ def statement(
         public_examples=public_examples,
         clip_bound=clip_bound,
         cohorts=cohorts,
+        validated=validated,
     )
     unit, clipping = LEVELS[level][1:]
     worst = facts["worst_client"]
@@ -117,6 +125,7 @@ def summary(
     public_examples: int = 0,
     clip_bound: str = "fixed",
     cohorts: tuple[int, int | None] | None = None,
+    validated: bool = False,
 ) -> dict[str, Any]:
     """The facts of `statement` as JSON; arguments and errors as there.
 
@@ -163,6 +172,7 @@ def summary(
             *_larger(cohorts),
             *_sum_only(trust_model),
             *_public(public_examples),
+            *([VALIDATED] if validated else []),
             *_warnings(ledger.delta, level, sizes),
         ],
     }

@@ -25,7 +25,7 @@ class DataInput(Item):
 
     Attributes:
         name: of the data set.
-        context: "training" or "test".
+        context: "training", "test" or "validation".
         sha256: of the content.
         source: a folder, or a text that names a package or a function.
         folder: whether `source` is a folder.

@@ -150,6 +150,8 @@ class RunTracker:
         measured = {
             "test_accuracy": record.test_accuracy,
             "test_loss": record.test_loss,
+            "validation_accuracy": record.validation_accuracy,
+            "validation_loss": record.validation_loss,
             "oracle/train_loss": record.train_loss,
             "seconds": record.seconds,
             "epsilon": record.epsilon,
