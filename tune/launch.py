@@ -16,7 +16,7 @@ from fl_lightning.tracking import Study, open_study, resolve_uri, tracked
 from tune.ending import complain, conclude
 from tune.plans import Chosen, choose
 from tune.running import Work, run_trials
-from tune.samples import number_of_samples
+from tune.samples import budget_of, check_objectives, number_of_samples
 from tune.session import check_resources, ray_session
 from tune.space import ID, Plan, Sampled, draw
 from tune.stored import keep_plan, keep_trial
@@ -36,9 +36,11 @@ def run_sweep(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], *, qui
 
     Returns:
         `sweep_id`, `status` ("finished", or "failed" if any trial failed), `failed` (how many), `trials`, `table` (one
-        row per setting), `best` (the row with the best mean; None if no trial finished), `best_by_promise`,
-        `selection` (what choosing the best private trial costs), `skipped` (cells left out as hopeless),
-        `parent_run_id`, `experiment`, `tracking_uri`, `seconds`, `report` (paths).
+        row per setting), `best` (the row with the best mean; None if no trial finished, or there are several
+        objectives), `best_by_promise`, `pareto` (with several objectives, the rows on the front of each promise, with
+        `promise` and `objectives`), `budget` (algorithm -> `points` and `axes`, where all get as many), `selection`
+        (what choosing the best private trial costs), `skipped` (cells left out as hopeless), `parent_run_id`,
+        `experiment`, `tracking_uri`, `seconds`, `report` (paths).
 
     Raises:
         ConfigError: trials that could never start.
@@ -48,6 +50,7 @@ def run_sweep(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], *, qui
     say: Callable[[str], None] = (lambda text: None) if quiet else (lambda text: print(text, flush=True))
     sweep_id = secrets.token_hex(4)
     samples = number_of_samples(base, sweep, cells)
+    check_objectives(sweep, cells)
     if sweep.selection.distribution != "none":
         say(f"number of trials: {samples}, drawn ({sweep.selection.distribution}, mean {sweep.selection.mean:g})")
     chosen = Chosen(tuple(cells))
@@ -137,8 +140,9 @@ def _describe(
         sweep_id=sweep_id,
         name=sweep.name,
         axes=tuple(sweep.space),
-        metric=sweep.metric,
-        mode=sweep.mode,
+        metric=sweep.objectives[0][0],
+        mode=sweep.objectives[0][1],
+        objectives=sweep.objectives,
         settings=sweep.settings,
         space={key: {axis.kind: list(axis.values)} for key, axis in sweep.space.items()},
         seeds=tuple(dict.fromkeys(cell.seed for cell in cells)),
@@ -146,4 +150,5 @@ def _describe(
         config=base.to_dict(),
         selection=sweep.selection.model_dump(mode="json"),
         skipped=chosen.skipped,
+        budget=budget_of(sweep, cells),
     )

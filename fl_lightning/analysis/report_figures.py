@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fl_lightning.analysis.figures import Curve, Trade, accuracy_against_epsilon, accuracy_curves
+from fl_lightning.analysis.front_figure import draw_front
+from fl_lightning.analysis.pareto import Front, front_words
 from fl_lightning.analysis.promises import EPSILON_AXES, Budget, Family, Row, is_reference
 from fl_lightning.analysis.statistics import curve
 from fl_lightning.analysis.tables import caveats, epsilon_text
@@ -23,7 +25,14 @@ class Picture:
     family: int
 
 
-def draw(trials: Sequence[Trial], rows: Sequence[Row], found: Sequence[Family], out: Path, title: str) -> list[Picture]:
+def draw(
+    trials: Sequence[Trial],
+    rows: Sequence[Row],
+    found: Sequence[Family],
+    out: Path,
+    title: str,
+    fronts: Sequence[Front] = (),
+) -> list[Picture]:
     """Draws one figure over rounds for each budget of each family, and one against epsilon for each with several.
 
     No figure holds runs of different promises or budgets; runs without privacy stand in each as a reference.
@@ -34,8 +43,9 @@ def draw(trials: Sequence[Trial], rows: Sequence[Row], found: Sequence[Family], 
         found: from `families`.
         out: folder of the files curves.png, curves-2.png ..., epsilon.png, epsilon-2.png ...
         title: of every figure; the promise is added where there are several.
+        fronts: drawn first, as pareto.png, pareto-2.png ...
     """
-    pictures = []
+    pictures = _fronts(trials, rows, found, out, title, fronts)
     for count, (number, family, budget) in enumerate(plots := plots_of(found), start=1):
         shown = {*family.references, *(budget.settings if budget else ())}
         words = f"Test accuracy by round, {family.title(budget)}" if len(plots) > 1 else "Test accuracy by round"
@@ -53,6 +63,29 @@ def draw(trials: Sequence[Trial], rows: Sequence[Row], found: Sequence[Family], 
         ticks = [budget.epsilon for budget in family.budgets]
         accuracy_against_epsilon(trades, path, title=heading, ticks=ticks, references=references, notes=notes)
         pictures.append(Picture(_key("epsilon", count), path, f"Test accuracy by epsilon, {family.title()}", number))
+    return pictures
+
+
+def _fronts(
+    trials: Sequence[Trial],
+    rows: Sequence[Row],
+    found: Sequence[Family],
+    out: Path,
+    title: str,
+    fronts: Sequence[Front],
+) -> list[Picture]:
+    pictures, named = [], labels(trials)
+    for count, front in enumerate(fronts, start=1):
+        shown = {*front.best, *front.others}
+        references: list[tuple[str, float]] = []
+        if front.promise and front.objectives[0][0] == "test_accuracy":
+            references = _references(trials, rows, found[front.family])
+        path = out / file_name("pareto", count)
+        heading = f"{title}: {front.promise}" if front.promise else title
+        notes = caveats([row for row in rows if row["setting"] in shown])
+        draw_front(front, named, path, title=heading, references=references, notes=notes)
+        words = f"Pareto front of {front_words(front)}" + (f", {front.promise}" if front.promise else "")
+        pictures.append(Picture(_key("pareto_front", count), path, words, front.family))
     return pictures
 
 

@@ -24,6 +24,9 @@ HISTORY = (
 )
 """The metrics whose rounds a report reads."""
 
+SUMMED = ("gradients", "upload_bytes", "seconds")
+"""The metrics whose rounds add up: what a trial has cost is their sum."""
+
 ALGORITHM_AXES = ("algorithm", "algorithm.name")
 """The axes that choose the algorithm: by preset, or by name."""
 
@@ -76,9 +79,16 @@ class Trial:
         return self.finished and (self.final.get("stopped") or {}).get("by") == "scheduler"
 
     def measured(self, name: str) -> float | None:
-        """The final value of a metric; None unless the trial finished and measured it."""
+        """The final value of a metric, of a cost the sum; None unless the trial finished and measured it."""
+        if name in SUMMED:
+            return self.total(name)
         value = self.final.get(name, self.metrics.get(name)) if self.finished else None
         return float(value) if isinstance(value, int | float) else None
+
+    def total(self, name: str) -> float | None:
+        """The sum of a metric over the rounds, under its name or under `oracle/`; None where it was not recorded."""
+        history = self.history.get(name) or self.history.get(f"oracle/{name}") or ()
+        return sum(value for _, value in history) if history and self.finished else None
 
 
 def setting_of(params: Mapping[str, Any]) -> str:
