@@ -152,7 +152,7 @@ def write_report(
     title = f"{sweep.name} (sweep {sweep.sweep_id})"
     pictures = draw(trials, rows, found, out, title, fronts=come.fronts)
     if format == "html":
-        extras = [*cost_figures(trials, rows, found, out, title), *extras]
+        extras = [*cost_figures(trials, come, out, title), *extras]
     paths = {
         "markdown": out / "report.md",
         "csv": out / "report.csv",

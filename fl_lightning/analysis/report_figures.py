@@ -43,10 +43,11 @@ def draw(
         found: from `families`.
         out: folder of the files curves.png, curves-2.png ..., epsilon.png, epsilon-2.png ...
         title: of every figure; the promise is added where there are several.
-        fronts: drawn first, as pareto.png, pareto-2.png ...
+        fronts: drawn first, as pareto.png, pareto-2.png ...; where epsilon is an objective they take the place of the
+            figure against epsilon, and only budgets of settings on a front have curves.
     """
     pictures = _fronts(trials, rows, found, out, title, fronts)
-    for count, (number, family, budget) in enumerate(plots := plots_of(found), start=1):
+    for count, (number, family, budget) in enumerate(plots := plots_of(found, fronts), start=1):
         shown = {*family.references, *(budget.settings if budget else ())}
         words = f"Test accuracy by round, {family.title(budget)}" if len(plots) > 1 else "Test accuracy by round"
         path = out / file_name("curves", count)
@@ -54,7 +55,8 @@ def draw(
         notes = caveats([row for row in rows if row["setting"] in shown])
         accuracy_curves(_curves(trials, rows, shown), path, title=heading, notes=notes)
         pictures.append(Picture(_key("curves", count), path, words, number))
-    varied = [(number, family) for number, family in enumerate(found) if len(family.budgets) > 1]
+    weighed = _weighing_epsilon(fronts)
+    varied = [(number, family) for number, family in enumerate(found) if len(family.budgets) > 1 and not weighed]
     for count, (number, family) in enumerate(varied, start=1):
         path = out / file_name("epsilon", count)
         notes = caveats([row for row in rows if row["setting"] in {*family.settings, *family.references}])
@@ -89,12 +91,23 @@ def _fronts(
     return pictures
 
 
-def plots_of(found: Sequence[Family]) -> list[tuple[int, Family, Budget | None]]:
-    """What gets a figure of its own, with its family's number: each budget of each family."""
+def plots_of(found: Sequence[Family], fronts: Sequence[Front] = ()) -> list[tuple[int, Family, Budget | None]]:
+    """What gets a figure of its own, with its family's number: each budget of each family.
+
+    Where a front weighs epsilon every setting may have a budget of its own: then only budgets with one on a front.
+    """
+    chosen = {setting for front in _weighing_epsilon(fronts) for setting in front.best}
     plots: list[tuple[int, Family, Budget | None]] = []
     for number, family in enumerate(found):
-        plots += [(number, family, budget) for budget in family.budgets] or [(number, family, None)]
+        budgets = [budget for budget in family.budgets if not chosen or chosen & set(budget.settings)]
+        plots += [(number, family, budget) for budget in budgets]
+        if not family.budgets:
+            plots.append((number, family, None))
     return plots
+
+
+def _weighing_epsilon(fronts: Sequence[Front]) -> list[Front]:
+    return [front for front in fronts if any(metric == "epsilon" for metric, _ in front.objectives)]
 
 
 def file_name(name: str, count: int) -> str:

@@ -112,10 +112,13 @@ def _family(
     lines = [cells(row, headings) for row in rows]
     bold = family.settings if family.budgets else family.references
     best = best_cells(rows, headings, [setting for setting in bold if setting in compared], compared, sweep.metric)
-    if any(row["pareto"] for row in rows):
-        best = frozenset()  # there is a front, and no best
+    marked: frozenset[tuple[int, int]] = frozenset()
+    if any(row["pareto"] for row in rows):  # there is a front, and no best
+        columns_marked = [headings.index(name) for name in ("algorithm", "front")]
+        best = frozenset()
+        marked = frozenset((n, column) for n, row in enumerate(rows) if row["pareto"] for column in columns_marked)
     title = f"{sweep.name}: {sweep.metric}" + (f", {family.title(budget)}" if several or budget else "")
-    blocks += [Table(headings, lines, best, title), Notes(caption(rows, sweep.settings))]
+    blocks += [Table(headings, lines, best, title, marked), Notes(caption(rows, sweep.settings))]
     shown = [compared[row["setting"]] for row in rows if row["setting"] in compared]
     measured = [row for row in rows if row["n"]]
     if not measured:

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -197,12 +198,20 @@ def labels(trials: Sequence[Trial]) -> dict[str, str]:
     axes = [key for key in varying([group[0].params for group in groups.values()]) if key not in ALGORITHM_AXES]
     last = [key.rpartition(".")[2] for key in axes]
     short = {key: part if last.count(part) == 1 else key for key, part in zip(axes, last, strict=True)}
-    named: dict[str, str] = {}
-    for setting, group in groups.items():
-        params = group[0].params
-        others = [f"{short[key]}={_cut(axis_text(params[key]))}" for key in axes if key in params]
-        named[setting] = ", ".join([algorithm_of(group[0]), *others])
+    for shown in (_brief, axis_text):  # in full where brief numbers do not tell the settings apart
+        named: dict[str, str] = {}
+        for setting, group in groups.items():
+            params = group[0].params
+            others = [f"{short[key]}={_cut(shown(params[key]))}" for key in axes if key in params]
+            named[setting] = ", ".join([algorithm_of(group[0]), *others])
+        if len(set(named.values())) == len(named):
+            break
     return named
+
+
+def _brief(value: Any) -> str:
+    """A drawn number in four digits."""
+    return f"{value:.4g}" if isinstance(value, float) and math.isfinite(value) else axis_text(value)
 
 
 def algorithm_of(trial: Trial) -> str:

@@ -120,7 +120,6 @@ def _shares(source: "_Source", sweep: SweepConfig) -> list[list[Axis]]:
         if not any(axis.key == key for axes in shares.values() for axis in axes):
             raise ConfigError(f"sweep.space.{key}: has no meaning for {names}; correct or remove it")
     points = {name: _points(axes) for name, axes in shares.items()}
-    at = f"sweep.equal_budget=true with sweep.num_samples={sweep.num_samples}"
     if not any(axis.is_random for axis in sweep.space.values()):
         if len(set(points.values())) > 1:
             told = ", ".join(f"{name} {count}" for name, count in points.items())
@@ -130,9 +129,15 @@ def _shares(source: "_Source", sweep: SweepConfig) -> list[list[Axis]]:
                 "for what only one algorithm has"
             )
     elif few := next((name for name, count in points.items() if count is not None and count < sweep.num_samples), None):
+        own_keys = ", ".join(axis.key for axis in shares[few] if axis.key != own.key)
+        has = (
+            f"{points[few]} different points, of {own_keys}"
+            if own_keys
+            else "one point, for no axis has a meaning for it"
+        )
         raise ConfigError(
-            f"{at}: {few} has {points[few]} different points only, for its axes are "
-            f"{', '.join(axis.key for axis in shares[few])}; widen them, lower sweep.num_samples, or take {few} out"
+            f"sweep.equal_budget=true with sweep.num_samples={sweep.num_samples}: {few} has only {has}; widen its "
+            f"axes, lower sweep.num_samples, or take {few} out"
         )
     return list(shares.values())
 
