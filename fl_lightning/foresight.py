@@ -13,7 +13,7 @@ from fl_lightning.config.adaptive import SamAdpfl
 from fl_lightning.config.privacy import ClientPrivacy, Mechanism, NoPrivacy
 from fl_lightning.config.proxy import LearnedWeights
 from fl_lightning.data.catalogue import KNOWN_SETS
-from fl_lightning.data.validation import number_held
+from fl_lightning.data.validation import expected_left
 from fl_lightning.errors import DataError
 from fl_lightning.foreseen import Foreseen, foresee
 from fl_lightning.mechanism import quantile_bit
@@ -77,7 +77,7 @@ def assumed_sizes(config: RunConfig) -> list[int] | None:
     total = max(0, round(known.train * config.data.subset) - _held_out(config))
     each, more = divmod(total, config.fl.num_clients)
     share = config.data.validation or 0.0
-    return [n - number_held(n, share) for n in (each + (client < more) for client in range(config.fl.num_clients))]
+    return [expected_left(n, share) for n in (each + (client < more) for client in range(config.fl.num_clients))]
 
 
 def _held_out(config: RunConfig) -> int:

@@ -19,12 +19,12 @@ from fl_lightning.analysis.trials import Trial
 from fl_lightning.config import SweepConfig, validate_space
 from fl_lightning.errors import ConfigError
 from fl_lightning.tracking import children, connect
-from tune.optimised import Optimiser, completed
+from tune.optimised import Optimiser
 from tune.pruning import REDUCTION, asha, median
 from tune.resuming import resume_sweep
 from tune.running import trial_of
 from tune.session import ray_session
-from tune.space import DRAWN, ID, LARGEST_SEED, POINT, TRIAL, Plan, draw, sampler
+from tune.space import DRAWN, ID, LARGEST_SEED, POINT, TRIAL, Plan, completed, draw, sampler
 from tune.trial import OUTCOME
 
 LR = {"algorithm.local.lr": {"loguniform": [1e-4, 1.0]}}
@@ -152,7 +152,7 @@ def test_optuna_is_told_the_mean_over_the_seeds_and_each_point_is_stored_before_
     assert asked.suggest("r6") == "FINISHED"
     assert [trial[ID] for trial in trials] == [f"t00{i}" for i in range(6)] == [trial[ID] for trial in kept]
     assert [trial[POINT] for trial in trials] == [0, 0, 1, 1, 2, 2] and trials[0][DRAWN] == trials[1][DRAWN]
-    told = asked.optuna._ot_study.trials
+    told = asked.studies[0]._ot_study.trials
     assert [trial.value for trial in told] == [pytest.approx(0.3), 0.5, None]
     assert [trial.state.name for trial in told] == ["COMPLETE", "COMPLETE", "FAIL"]
     again = optimiser(3)
@@ -167,12 +167,14 @@ def test_a_resumed_optimiser_knows_what_was_measured_and_repeats_no_point() -> N
         trial_of(first.plan, trials[i], {"status": "finished", "final": {"validation_accuracy": 0.1 * i}})
         for i in (0, 1, 2)
     ]
-    assert completed([trials[0], trials[3]], 2) == trials  # a seed that was not stored in time is run all the same
+    assert (
+        completed([trials[0], trials[3]], first.plan.cells) == trials
+    )  # a seed that was not stored in time is run all the same
     asked = optimiser(4, listed=[trials[3]], done=done)
-    assert [trial.value for trial in asked.optuna._ot_study.trials] == [pytest.approx(0.05)]
+    assert [trial.value for trial in asked.studies[0]._ot_study.trials] == [pytest.approx(0.05)]
     assert json.loads(asked.suggest("a")[TRIAL]) == trials[3]
     asked.on_trial_complete("a", measured(0.6))
-    assert [trial.value for trial in asked.optuna._ot_study.trials] == [pytest.approx(0.05), pytest.approx(0.4)]
+    assert [trial.value for trial in asked.studies[0]._ot_study.trials] == [pytest.approx(0.05), pytest.approx(0.4)]
     fresh = []
     while (suggested := asked.suggest(f"b{len(fresh)}")) != "FINISHED":
         fresh.append(json.loads(suggested[TRIAL]))

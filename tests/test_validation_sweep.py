@@ -11,11 +11,12 @@ from federations import digits
 from sweeps import Swept, sweep_from
 
 from fl_lightning import ConfigError, load_config, run
-from fl_lightning.analysis.report import Sweep, make_report, settings_table, write_report
+from fl_lightning.analysis.report import Sweep, make_report, write_report
 from fl_lightning.analysis.scored import selection_words
+from fl_lightning.analysis.tables import settings_table
 from fl_lightning.analysis.trials import Trial, setting_of
 from fl_lightning.config import SweepConfig, load_sweep, validate_space
-from fl_lightning.config.scoring import scored_on, settled, tunes
+from fl_lightning.config.scoring import metrics_of, scored_on, settled, tunes
 from fl_lightning.privacy.statement import VALIDATED
 from tune.session import ray_session
 from tune.stored import sweep_to_dict
@@ -114,7 +115,8 @@ def test_the_shipped_sweeps_compare_and_do_not_tune() -> None:
 )
 def test_every_metric_says_on_whose_examples_it_is_measured(metric: Any, on: str | None) -> None:
     assert scored_on(metric) == on
-    assert bool(selection_words(Sweep("s", metric=metric))) == (on is not None)
+    aims = tuple((name, "max") for name in metrics_of(metric))
+    assert bool(selection_words(Sweep("s", objectives=aims, metric="epsilon"))) == (on is not None)
 
 
 def test_the_report_says_on_which_examples_the_best_was_named(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning import TrackingError
-from fl_lightning.analysis.promises import families
+from fl_lightning.analysis.pareto import Outcome, front_words, outcome
 from fl_lightning.analysis.report import (
     Sweep,
     best_setting,
@@ -16,9 +16,9 @@ from fl_lightning.analysis.report import (
     stored_selection_cost,
     write_report,
 )
+from fl_lightning.analysis.report_text import budget_words
 from fl_lightning.analysis.scored import selection_words
 from fl_lightning.analysis.selection import selection_cost
-from fl_lightning.analysis.tables import settings_table
 from fl_lightning.analysis.trials import Trial
 from fl_lightning.config.scoring import scored_on
 from fl_lightning.tracking import Study, run_page
@@ -37,12 +37,12 @@ def conclude(
         quiet: print failures only.
         began: `time.monotonic()` at the start.
     """
-    rows = settings_table(trials, info.skipped)
+    come = outcome(info, trials)
     failed = sum(not trial.finished for trial in trials)
     selection = _selection(info, trials, study)
     report = write_report(info, trials, folder / "reports" / info.sweep_id, selection)
     _store(study, report)
-    _last_words(info, trials, report, study, selection, quiet)
+    _last_words(info, trials, come, report, study, selection, quiet)
     return {
         "sweep_id": info.sweep_id,
         "name": info.name,
@@ -50,10 +50,12 @@ def conclude(
         "failed": failed,
         "stopped": sum(trial.stopped for trial in trials),
         "trials": [_as_json(trial) for trial in trials],
-        "table": rows,
+        "table": come.rows,
         "best": best_setting(info, trials),
-        "best_by_promise": best_settings(info, trials, families(rows, info.axes)),
-        "selected_on": scored_on(info.metric),
+        "best_by_promise": best_settings(info, trials, come.families),
+        "selected_on": scored_on([metric for metric, _ in info.aims]),
+        "pareto": come.pareto(),
+        "budget": {name: dict(own) for name, own in info.budget.items()},
         "selection": selection,
         "skipped": list(info.skipped),
         "parent_run_id": study.run_id if study else None,
@@ -93,6 +95,7 @@ def _store(study: Study | None, report: dict[str, Path]) -> None:
 def _last_words(
     info: Sweep,
     trials: Sequence[Trial],
+    come: Outcome,
     report: Mapping[str, Path],
     study: Study | None,
     selection: Mapping[str, Any] | None,
@@ -103,14 +106,20 @@ def _last_words(
 
     say: Callable[[str], None] = (lambda text: None) if quiet else (lambda text: print(text, flush=True))
     if not quiet:
-        print_table(settings_table(trials, info.skipped), info.settings, info.axes)
-    if (words := selection_words(info)) and best_setting(info, trials) is not None:
+        print_table(come.rows, info.settings, come.families)
+    if said := budget_words(info):
+        say(said)
+    for front in come.fronts:
+        which = f" ({front.promise})" if front.promise else ""
+        told = f"{len(front.best)} of {len(front.best) + len(front.others)} settings"
+        say(f"Pareto front of {front_words(front)}{which}: {told}")
+    if (words := selection_words(info)) and any(trial.finished for trial in trials):
         say(words)
     if selection is not None:
         say(selection["words"])
     say(f"report: {report['markdown']}")
     for name, path in report.items():
-        if name.startswith(("curves", "epsilon")):
+        if name.startswith(("pareto", "curves", "epsilon")):
             say(f"{name.replace('_', ' ')}: {path}")
     if study is not None:
         say(f"MLflow: fl-lightning ui, then {run_page(study.uri, study.experiment_id, study.run_id)}")

@@ -12,12 +12,12 @@ from fl_lightning import RunConfig, TrackingError
 from fl_lightning.analysis.report import Sweep
 from fl_lightning.analysis.trials import Trial
 from fl_lightning.config import Cell, SweepConfig
-from fl_lightning.config.scoring import settled, the_metric, tunes
+from fl_lightning.config.scoring import settled, tunes
 from fl_lightning.tracking import Study, open_study, resolve_uri, tracked
 from tune.ending import complain, conclude
 from tune.plans import Chosen, choose
 from tune.running import Work, run_trials
-from tune.samples import number_of_samples
+from tune.samples import budget_of, check_objectives, number_of_samples
 from tune.session import check_resources, ray_session
 from tune.space import ID, Plan, Sampled, draw
 from tune.stored import keep_plan, keep_trial
@@ -37,7 +37,9 @@ def run_sweep(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], *, qui
 
     Returns:
         `sweep_id`, `status` ("finished", or "failed" if any trial failed), `failed` (how many), `trials`, `table` (one
-        row per setting), `best` (the row with the best mean; None if no trial finished), `best_by_promise`,
+        row per setting), `best` (the row with the best mean; None if no trial finished, or there are several
+        objectives), `best_by_promise`, `pareto` (with several objectives, the rows on the front of each promise, with
+        `promise` and `objectives`), `budget` (algorithm -> `points` and `axes`, where all get as many),
         `selected_on` ("test" or "validation": the examples on which the best is named; None for a metric of neither),
         `selection` (what choosing the best private trial costs), `skipped` (cells left out as hopeless),
         `parent_run_id`, `experiment`, `tracking_uri`, `seconds`, `report` (paths).
@@ -51,6 +53,7 @@ def run_sweep(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], *, qui
     sweep_id = secrets.token_hex(4)
     sweep = settled(sweep, [config for cell in cells for config in cell.variants.values()])
     samples = number_of_samples(base, sweep, cells)
+    check_objectives(sweep, cells)
     if sweep.selection.distribution != "none":
         say(f"number of trials: {samples}, drawn ({sweep.selection.distribution}, mean {sweep.selection.mean:g})")
     if tunes(sweep):
@@ -143,8 +146,9 @@ def _describe(
         sweep_id=sweep_id,
         name=sweep.name,
         axes=tuple(sweep.space),
-        metric=the_metric(sweep),
-        mode=sweep.mode,
+        metric=sweep.objectives[0][0],
+        mode=sweep.objectives[0][1],
+        objectives=sweep.objectives,
         settings=sweep.settings,
         space={key: {axis.kind: list(axis.values)} for key, axis in sweep.space.items()},
         seeds=tuple(dict.fromkeys(cell.seed for cell in cells)),
@@ -152,4 +156,5 @@ def _describe(
         config=base.to_dict(),
         selection=sweep.selection.model_dump(mode="json"),
         skipped=chosen.skipped,
+        budget=budget_of(sweep, cells),
     )

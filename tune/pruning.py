@@ -12,7 +12,6 @@ from ray.tune.schedulers import FIFOScheduler
 
 from fl_lightning.analysis.trials import Trial
 from fl_lightning.config import SweepConfig
-from fl_lightning.config.scoring import the_metric
 from tune.space import ID, Plan, sampled_of
 
 REDUCTION = 4
@@ -87,7 +86,8 @@ class Stops:
 class Pruner(FIFOScheduler):  # type: ignore[misc]
     """Ray Tune's scheduler of a sweep: trials start in order, and a rule ends those that fall behind.
 
-    It never ends a trial over its head: what `stop` is told reaches the trial before its next round.
+    It never ends a trial over its head: what `stop` is told reaches the trial before its next round. With
+    `sweep.equal_budget` a trial is compared with those of its own algorithm, so that none is tuned at another's cost.
     """
 
     def __init__(self, sweep: SweepConfig, plan: Plan, stop: Callable[[str, str], None]) -> None:
@@ -98,9 +98,12 @@ class Pruner(FIFOScheduler):  # type: ignore[misc]
         """
         super().__init__()
         self.rule, self.name = RULES[sweep.scheduler], sweep.scheduler
-        self.key, self.sign = the_metric(sweep), 1.0 if sweep.mode == "max" else -1.0
+        [(self.key, way)] = sweep.objectives
+        self.sign = 1.0 if way == "max" else -1.0
         self.grace = sweep.grace_rounds or 1
         self.plan, self.stop = plan, stop
+        self.apart = sweep.algorithm_axis.key if sweep.equal_budget and sweep.algorithm_axis else ""
+        self.group: dict[str, Any] = {}
         self.rounds: dict[str, int] = {}
         self.curves: dict[str, dict[int, float]] = {}
 
@@ -108,16 +111,20 @@ class Pruner(FIFOScheduler):  # type: ignore[misc]
         """Takes over the curves of trials that ended before the sweep was resumed."""
         for trial in trials:
             self.curves[trial.trial_id] = dict(trial.history.get(self.key, ()))
+            self.group[trial.trial_id] = trial.params.get(self.apart)
 
     def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
         sampled = sampled_of(trial.config)
         trial_id = str(sampled[ID])
         if trial_id not in self.rounds:
-            self.rounds[trial_id] = self.plan.point(sampled).config.fl.rounds
+            point = self.plan.point(sampled)
+            self.rounds[trial_id] = point.config.fl.rounds
+            self.group[trial_id] = point.params.get(self.apart)
         if self.key in result and "round" in result:
             curve = self.curves.setdefault(trial_id, {})
             curve[result["round"]] = float(result[self.key])
-            others = [other for name, other in self.curves.items() if name != trial_id and other]
+            alike = [name for name in self.curves if self.group[name] == self.group[trial_id] and name != trial_id]
+            others = [self.curves[name] for name in alike if self.curves[name]]
             if self.rule(curve, others, grace=self.grace, rounds=self.rounds[trial_id], sign=self.sign):
                 self.stop(trial_id, f"sweep.scheduler={self.name}: its {self.key} falls behind the other trials'")
         return str(FIFOScheduler.CONTINUE)

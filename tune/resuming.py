@@ -61,7 +61,7 @@ def _sorted(uri: str, parent_run_id: str, plan: Plan, kept: Kept) -> tuple[list[
     runs = {child.tags.get("trial_id", ""): child for child in children(uri, parent_run_id, history=())}
     done: list[Trial] = []
     left: list[Sampled] = []
-    listed = completed(kept.listed, len(kept.cells)) if kept.sweep.search == "optuna" else kept.listed
+    listed = completed(kept.listed, kept.cells) if kept.sweep.search == "optuna" else kept.listed
     for sampled in listed:
         child = runs.get(sampled[ID])
         if child is None:

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning import RunConfig
+from fl_lightning.analysis.trials import setting_of
 from fl_lightning.config import Axis, Cell
 
 CELL, DRAWN, SEED, ID, EARLIER, POINT = "cell", "drawn", "seed", "id", "earlier", "point"
@@ -61,7 +62,7 @@ class Plan:
         values = {**cell.values, **drawn}
         seed = int(sampled.get(SEED, cell.seed))
         config = cell.configure(drawn).with_overrides({**self.tracking, "seed": seed})
-        return Point({key: values[key] for key in self.axes}, seed, config)
+        return Point({key: values[key] for key in self.axes if key in values}, seed, config)
 
 
 @dataclass(frozen=True)
@@ -103,7 +104,8 @@ def draw(plan: Plan, samples: int) -> list[Sampled]:
     for _ in range(samples):
         for _, spec in generate_variants({"config": _space(plan)}, constant_grid_search=True, random_state=generator):
             drawn = spec["config"]
-            values = {key: plain(value) for key, value in drawn.get(DRAWN, {}).items()}
+            fitting = {axis.key for axis in plan.cells[drawn[CELL]].random}
+            values = {key: plain(value) for key, value in drawn.get(DRAWN, {}).items() if key in fitting}
             own = {SEED: int(drawn[SEED])} if SEED in drawn else {}
             listed.append({ID: trial_id(len(listed)), CELL: drawn[CELL], DRAWN: values, **own})
     return listed
@@ -114,25 +116,34 @@ def trial_id(number: int) -> str:
     return f"t{number:03d}"
 
 
-def trials_of(point: int, values: dict[str, Any], seeds: int) -> list[Sampled]:
-    """A point's trials, one for each seed; ids follow from the point's number."""
-    return [{ID: trial_id(point * seeds + cell), CELL: cell, DRAWN: values, POINT: point} for cell in range(seeds)]
+def studies_of(cells: Sequence[Cell]) -> int:
+    """How many settings of the grids there are, each a study of its own for an optimiser: seeds change fastest."""
+    return len(dict.fromkeys(setting_of(cell.values) for cell in cells))
 
 
-def completed(listed: Sequence[Sampled], seeds: int) -> list[Sampled]:
+def trials_of(point: int, values: dict[str, Any], cells: Sequence[Cell]) -> list[Sampled]:
+    """A point's trials, one for each seed; ids follow from the point's number. Studies are asked in turn."""
+    studies = studies_of(cells)
+    seeds, first = len(cells) // studies, len(cells) // studies * (point % studies)
+    return [
+        {ID: trial_id(point * seeds + seed), CELL: first + seed, DRAWN: values, POINT: point} for seed in range(seeds)
+    ]
+
+
+def completed(listed: Sequence[Sampled], cells: Sequence[Cell]) -> list[Sampled]:
     """The trials drawn so far, with those that the sweep was killed before it could store."""
     points = {sampled[POINT]: dict(sampled[DRAWN]) for sampled in listed}
-    return [sampled for point in sorted(points) for sampled in trials_of(point, points[point], seeds)]
+    return [sampled for point in sorted(points) for sampled in trials_of(point, points[point], cells)]
 
 
 def _space(plan: Plan) -> dict[str, Any]:
     """Ray Tune's search space: a grid over the cells and a sampler for each random axis."""
     from ray import tune
 
-    random = plan.cells[0].random
+    random = {axis.key: axis for cell in plan.cells for axis in cell.random}
     space: dict[str, Any] = {CELL: tune.grid_search(list(range(len(plan.cells))))}
     if random:
-        space[DRAWN] = {axis.key: sampler(axis) for axis in random}
+        space[DRAWN] = {key: sampler(random[key]) for key in plan.axes if key in random}
     if plan.own_seeds:
         space[SEED] = tune.randint(0, LARGEST_SEED)
     return space

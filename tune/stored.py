@@ -93,7 +93,8 @@ def cells_to_dict(cells: Sequence[Cell]) -> dict[str, Any]:
             variants = [
                 {"options": list(options), "config": config.to_dict()} for options, config in cell.variants.items()
             ]
-            settings.append({"values": dict(cell.values), "variants": variants})
+            random = [axis.key for axis in cell.random]
+            settings.append({"values": dict(cell.values), "random": random, "variants": variants})
     return {"settings": settings, "cells": [[places[setting_of(cell.values)], cell.seed] for cell in cells]}
 
 
@@ -106,6 +107,7 @@ def cells_from_dict(content: Mapping[str, Any], random: Sequence[Axis]) -> tuple
     cells = []
     for place, seed in content["cells"]:
         seeded = {options: config.with_overrides({"seed": seed}) for options, config in variants[place].items()}
-        values = content["settings"][place]["values"]
-        cells.append(Cell(values, seed, next(iter(seeded.values())), tuple(random), seeded))
+        setting = content["settings"][place]
+        own = tuple(axis for axis in random if axis.key in setting["random"])
+        cells.append(Cell(setting["values"], seed, next(iter(seeded.values())), own, seeded))
     return tuple(cells)

@@ -2,23 +2,23 @@
 
 from collections.abc import Sequence
 
-from fl_lightning.analysis.promises import families, mismatch
+from fl_lightning.analysis.promises import Family, mismatch
 from fl_lightning.analysis.report_text import rows_of, tables
 from fl_lightning.analysis.tables import Own, Row, caption, cells, columns
 
 
-def print_table(rows: Sequence[Row], own: Own, axes: Sequence[str] = ()) -> None:
+def print_table(rows: Sequence[Row], own: Own, found: Sequence[Family]) -> None:
     """The settings' table with its caption: drawn on a terminal, markdown elsewhere; one for each promise and budget.
 
     Args:
         rows: from `settings_table`.
         own: as in `caption`.
-        axes: the sweep's axes.
+        found: from `families`.
     """
     from rich.console import Console
     from rich.table import Table
 
-    console, found = Console(), families(rows, axes)
+    console = Console()
     if not console.is_terminal:
         print(tables(rows, found, own), flush=True)
         return

@@ -23,12 +23,6 @@ NOTES = (
 )
 
 
-def total(trial: Trial, name: str) -> float | None:
-    """The sum of a metric over the rounds, under its name or under `oracle/`; None where it was not recorded."""
-    history = trial.history.get(name) or trial.history.get(f"oracle/{name}") or ()
-    return sum(value for _, value in history) if history and trial.finished else None
-
-
 def round_of(trial: Trial, target: float) -> int | None:
     """The first evaluated round whose test accuracy is at least the target; None if there is none."""
     return next((round for round, value in trial.history.get("test_accuracy", ()) if value >= target), None)
@@ -49,7 +43,7 @@ def costs(finished: Sequence[Trial], target: float | None = None) -> dict[str, A
         it. `target`, and `reached`, how many seeds did; None without a target. What was not measured is None.
     """
     measured: dict[str, list[float]] = {
-        name: [value for trial in finished if (value := total(trial, name)) is not None] for name in TOTALS
+        name: [value for trial in finished if (value := trial.total(name)) is not None] for name in TOTALS
     }
     reached = {trial.trial_id: round_of(trial, target) for trial in finished} if target is not None else {}
     rounds = [(trial, round) for trial in finished if (round := reached.get(trial.trial_id)) is not None]

@@ -38,12 +38,14 @@ class Table:
         lines: a row each, as many texts as headings.
         best: (row, column) of the cells that are the best among those that compare; bold where a format has it.
         name: what it shows, in a few words.
+        marked: (row, column) of the cells of settings on a Pareto front; bold where a format has it, and no best.
     """
 
     headings: Sequence[str]
     lines: Sequence[Sequence[str]]
     best: frozenset[tuple[int, int]] = frozenset()
     name: str = ""
+    marked: frozenset[tuple[int, int]] = frozenset()
 
 
 @dataclass(frozen=True)

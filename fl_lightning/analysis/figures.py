@@ -59,7 +59,7 @@ def accuracy_curves(
     from matplotlib.ticker import MaxNLocator
 
     many = len(curves) > 16
-    figure, axes = _figure(max(4.8, 1.2 + 0.2 * min(len(curves), 40)), title, notes)
+    figure, axes = blank(max(4.8, 1.2 + 0.2 * min(len(curves), 40)), title, notes)
     bands = False
     for number, item in enumerate(curves):
         colour = COLOURS[number % len(COLOURS)]
@@ -68,7 +68,7 @@ def accuracy_curves(
         axes.plot(
             rounds,
             means,
-            label=_label(item.label),
+            label=folded(item.label),
             color=colour,
             linestyle=STYLES[number % len(STYLES)],
             linewidth=1.6,
@@ -103,7 +103,7 @@ def accuracy_curves(
             frameon=False,
             ncols=columns,
         )
-    return _save(figure, path)
+    return saved(figure, path)
 
 
 @dataclass(frozen=True)
@@ -132,14 +132,14 @@ def accuracy_by_cost(
     """
     from matplotlib.ticker import EngFormatter, MaxNLocator
 
-    figure, panels = _figure(4.2, title, notes, panels=len(axes))
+    figure, panels = blank(4.2, title, notes, panels=len(axes))
     for panel, (name, words) in zip(panels, axes.items(), strict=True):
         for number, item in enumerate(spendings):
             spent = item.spent.get(name, ())
             panel.plot(
                 spent,
                 [point.mean for point in item.points] if spent else [],
-                label=_label(item.label),
+                label=folded(item.label),
                 color=COLOURS[number % len(COLOURS)],
                 linestyle=STYLES[number % len(STYLES)],
                 linewidth=1.6,
@@ -159,7 +159,7 @@ def accuracy_by_cost(
         handlelength=3.2,
         frameon=False,
     )
-    return _save(figure, path)
+    return saved(figure, path)
 
 
 def accuracy_against_epsilon(
@@ -186,7 +186,7 @@ def accuracy_against_epsilon(
     """
     from matplotlib.ticker import NullLocator
 
-    figure, axes = _figure(4.8, title, notes)
+    figure, axes = blank(4.8, title, notes)
     ticks = sorted(ticks) or sorted({epsilon for trade in trades for epsilon, _, _ in trade.points})
     for number, trade in enumerate(trades):
         points = sorted(trade.points)
@@ -194,7 +194,7 @@ def accuracy_against_epsilon(
             [epsilon for epsilon, _, _ in points],
             [centre for _, centre, _ in points],
             yerr=[spread or 0.0 for _, _, spread in points],
-            label=_label(trade.label),
+            label=folded(trade.label),
             color=COLOURS[number % len(COLOURS)],
             linestyle=STYLES[number % len(STYLES)],
             marker=MARKERS[number % len(MARKERS)],
@@ -204,7 +204,7 @@ def accuracy_against_epsilon(
         )
     for number, (label, centre) in enumerate(references, start=len(trades)):
         colour = COLOURS[number % len(COLOURS)]
-        axes.axhline(centre, label=_label(label), color=colour, linestyle=":", linewidth=1.4)
+        axes.axhline(centre, label=folded(label), color=colour, linestyle=":", linewidth=1.4)
     axes.set_xscale("log")
     axes.set_xticks(ticks, [f"{tick:.3g}" for tick in ticks])
     axes.xaxis.set_minor_locator(NullLocator())
@@ -220,10 +220,10 @@ def accuracy_against_epsilon(
         handlelength=3.2,
         frameon=False,
     )
-    return _save(figure, path)
+    return saved(figure, path)
 
 
-def _figure(height: float, title: str, notes: Sequence[str], panels: int = 1) -> tuple[Any, Any]:
+def blank(height: float, title: str, notes: Sequence[str], panels: int = 1) -> tuple[Any, Any]:
     """A figure with one pair of axes, or a list of `panels` beside each other, the title above and the notes below."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
@@ -246,11 +246,13 @@ def _figure(height: float, title: str, notes: Sequence[str], panels: int = 1) ->
     return figure, every[0] if panels == 1 else every
 
 
-def _label(text: str) -> str:
+def folded(text: str) -> str:
+    """A label for a legend, in lines of LABEL_WIDTH."""
     return "\n".join(fill(line, LABEL_WIDTH, subsequent_indent="  ") for line in text.split("\n"))
 
 
-def _save(figure: Any, path: Path) -> Path:
+def saved(figure: Any, path: Path) -> Path:
+    """Writes the figure; returns `path`."""
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=DOTS_PER_INCH)
     return path

@@ -87,7 +87,7 @@ def _table(opened: _Open) -> str:
     lines += [_row([escape(heading) for heading in table.headings]), r"    \midrule"]
     for number, line in enumerate(table.lines):
         cells = [
-            rf"\textbf{{{escape(cell)}}}" if (number, column) in table.best else escape(cell)
+            rf"\textbf{{{escape(cell)}}}" if (number, column) in table.best | table.marked else escape(cell)
             for column, cell in enumerate(line)
         ]
         lines.append(_row(cells))

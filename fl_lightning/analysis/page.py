@@ -22,7 +22,7 @@ td.short { white-space: nowrap; }
 thead th { border-top: 2px solid #111; border-bottom: 1px solid #111; vertical-align: bottom; }
 tbody tr + tr td { border-top: 1px solid #ddd; }
 tbody tr:last-child td { border-bottom: 2px solid #111; }
-.best { font-weight: 700; }
+.best, .front { font-weight: 700; }
 .best::after { content: " \\2605"; font-size: .75em; }
 .notes { font-size: .82rem; color: #333; margin: .2rem 0 1rem; padding: 0; list-style: none; max-width: 60rem; }
 .notes li { margin: .15rem 0; }
@@ -99,14 +99,15 @@ def _note(text: str, caveats: frozenset[str]) -> str:
 
 def _table(table: Table) -> str:
     head = "".join(f'<th scope="col">{escape(heading)}</th>' for heading in table.headings)
-    rows = []
+    rows, marks = [], {"best": table.best, "front": table.marked}
     for number, line in enumerate(table.lines):
-        cells = [_cell(cell, (number, column) in table.best) for column, cell in enumerate(line)]
+        own = [[mark for mark, at in marks.items() if (number, column) in at] for column in range(len(line))]
+        cells = [_cell(cell, mark) for cell, mark in zip(line, own, strict=True)]
         rows.append(f"<tr>{''.join(cells)}</tr>")
     body = "\n".join(rows)
     return f'<div class="scroll"><table><thead><tr>{head}</tr></thead>\n<tbody>\n{body}\n</tbody></table></div>'
 
 
-def _cell(text: str, best: bool) -> str:
-    classes = [name for name, given in (("short", len(text) <= SHORT), ("best", best)) if given]
+def _cell(text: str, marks: Sequence[str]) -> str:
+    classes = [*(["short"] if len(text) <= SHORT else []), *marks]
     return f'<td class="{" ".join(classes)}">{escape(text)}</td>' if classes else f"<td>{escape(text)}</td>"

@@ -10,14 +10,15 @@ from typing import Any
 
 from fl_lightning.analysis.comparisons import as_json, standings
 from fl_lightning.analysis.document import Figure
-from fl_lightning.analysis.promises import Family, families, groups
+from fl_lightning.analysis.pareto import outcome
+from fl_lightning.analysis.promises import Family, groups
 from fl_lightning.analysis.report_extras import cost_figures, first_trial_figures
 from fl_lightning.analysis.report_figures import draw
 from fl_lightning.analysis.report_formats import Format, written
 from fl_lightning.analysis.report_text import report_blocks
 from fl_lightning.analysis.selection import selection_cost
 from fl_lightning.analysis.statistics import mean
-from fl_lightning.analysis.tables import caveats, settings_table, to_csv
+from fl_lightning.analysis.tables import caveats, to_csv
 from fl_lightning.analysis.trials import HISTORY, Trial, by_setting, from_children
 from fl_lightning.config.scoring import scored_on
 from fl_lightning.tracking import ChildRun, children, connect, find_parent, log_artifact_file, resolve_uri
@@ -35,8 +36,9 @@ class Sweep:
         sweep_id: its short name.
         name: the study's name.
         axes: swept keys in the order of the sweep's file.
-        metric: what makes a setting the best.
+        metric: what makes a setting the best; of several objectives the first.
         mode: "max" or "min".
+        objectives: (metric, mode) of each.
         space: key -> {kind: values}.
         settings: algorithm -> values by dotted key that this algorithm alone gets.
         seeds: in the order of the sweep's file.
@@ -44,6 +46,7 @@ class Sweep:
         config: the configuration all trials start from.
         selection: `distribution`, `mean` and `eta` of the number of trials.
         skipped: `setting`, `algorithm`, `params` and `reason` of every cell that was left out.
+        budget: algorithm -> `points` (how many it gets) and `axes` (what is tuned); empty unless all get as many.
     """
 
     sweep_id: str
@@ -51,6 +54,7 @@ class Sweep:
     axes: tuple[str, ...] = ()
     metric: str = "test_accuracy"
     mode: str = "max"
+    objectives: tuple[Sequence[str], ...] = ()
     space: Mapping[str, Any] = field(default_factory=dict)
     settings: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
     seeds: tuple[int, ...] = ()
@@ -58,6 +62,12 @@ class Sweep:
     config: Mapping[str, Any] = field(default_factory=dict)
     selection: Mapping[str, Any] = field(default_factory=dict)
     skipped: tuple[Mapping[str, Any], ...] = ()
+    budget: Mapping[str, Mapping[str, Any]] = field(default_factory=dict)
+
+    @property
+    def aims(self) -> tuple[tuple[str, str], ...]:
+        """(metric, mode) of each objective, also of a sweep that was stored before there could be several."""
+        return tuple((metric, mode) for metric, mode in self.objectives) or ((self.metric, self.mode),)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self), indent=1, default=str)
@@ -83,10 +93,11 @@ def make_report(
         target: a test accuracy in [0, 1], to count rounds and seconds to.
 
     Returns:
-        `sweep_id`, `parent_run_id`, `table` (rows as in `settings_table`), `statistics` (from `standings`), `best`,
-        `best_by_promise`, `selected_on` (from `scored_on`), `selection` (from `selection_cost`), `skipped`, `failed`,
-        and the paths `markdown`, `csv`, `summary`, `curves` (with `curves_2` ... for further promises and budgets),
-        `epsilon` where epsilon was varied, and `latex` or `html` where asked for.
+        `sweep_id`, `parent_run_id`, `table` (rows as in `outcome`), `statistics` (from `standings`), `best`,
+        `best_by_promise`, `selected_on` (from `scored_on`), `pareto` (from `Outcome.pareto`), `selection` (from
+        `selection_cost`), `skipped`, `failed`, and the paths `markdown`, `csv`, `summary`, `curves` (with
+        `curves_2` ... for further promises and budgets), `epsilon` where epsilon was varied, `pareto_front` (with
+        `pareto_front_2` ...) of a sweep with several objectives, and `latex` or `html` where asked for.
 
     Raises:
         TrackingError: no such sweep (the message lists those that exist), or the store cannot be used.
@@ -102,16 +113,17 @@ def make_report(
         extras = first_trial_figures(address, trials, Path(fetched)) if format == "html" else []
         paths = write_report(sweep, trials, folder, selection, format=format, target=target, extras=extras)
     store_report(address, parent, paths)
-    rows = settings_table(trials, sweep.skipped, target)
-    compared = standings(trials, families(rows, sweep.axes), sweep.metric, sweep.mode)
+    come = outcome(sweep, trials, target)
+    compared = standings(trials, come.families, sweep.metric, sweep.mode)
     return {
         "sweep_id": sweep_id,
         "parent_run_id": parent,
-        "table": rows,
+        "table": come.rows,
         "statistics": as_json(compared),
         "best": best_setting(sweep, trials),
-        "best_by_promise": best_settings(sweep, trials, families(rows, sweep.axes)),
-        "selected_on": scored_on(sweep.metric),
+        "best_by_promise": best_settings(sweep, trials, come.families),
+        "selected_on": scored_on([metric for metric, _ in sweep.aims]),
+        "pareto": come.pareto(),
         "selection": selection,
         "skipped": list(sweep.skipped),
         "failed": sum(not trial.finished for trial in trials),
@@ -134,22 +146,22 @@ def write_report(
     Private runs of different promises or budgets share no table and no figure. `selection` is from `selection_cost`,
     `format` and `target` are as in `make_report`, `extras` are further figures for a page.
     """
-    rows = settings_table(trials, sweep.skipped, target)
-    found = families(rows, sweep.axes)
+    come = outcome(sweep, trials, target)
+    rows, found = come.rows, come.families
     compared = standings(trials, found, sweep.metric, sweep.mode)
     best = best_settings(sweep, trials, found)
     out.mkdir(parents=True, exist_ok=True)
     title = f"{sweep.name} (sweep {sweep.sweep_id})"
-    pictures = draw(trials, rows, found, out, title)
+    pictures = draw(trials, rows, found, out, title, fronts=come.fronts)
     if format == "html":
-        extras = [*cost_figures(trials, rows, found, out, title), *extras]
+        extras = [*cost_figures(trials, come, out, title), *extras]
     paths = {
         "markdown": out / "report.md",
         "csv": out / "report.csv",
         **{picture.key: picture.path for picture in pictures},
         "summary": out / "summary.json",
     }
-    blocks = report_blocks(sweep, trials, rows, found, pictures, best, selection, compared, extras)
+    blocks = report_blocks(sweep, trials, come, pictures, best, selection, compared, extras)
     paths |= written(blocks, out, format, caveats(rows))
     fields = {setting: standing.fields() for setting, standing in compared.items()}
     paths["csv"].write_text(to_csv(rows, fields), encoding="utf-8")
@@ -157,7 +169,8 @@ def write_report(
     summary |= {
         "statistics": as_json(compared),
         "best_by_promise": best,
-        "selected_on": scored_on(sweep.metric),
+        "selected_on": scored_on([metric for metric, _ in sweep.aims]),
+        "pareto": come.pareto(),
         "selection": selection,
         "skipped": list(sweep.skipped),
     }
@@ -185,9 +198,12 @@ def store_report(uri: str, parent_run_id: str, paths: Mapping[str, Path]) -> Non
 
 
 def best_setting(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, Any] | None:
-    """The setting with the best mean of `sweep.metric` over its finished seeds; None if no trial measured it."""
+    """The setting with the best mean of `sweep.metric` over its finished seeds; None if no trial measured it.
+
+    None also of a sweep with several objectives: it has a front and no best.
+    """
     means = []
-    for setting, group in by_setting(trials).items():
+    for setting, group in by_setting(trials).items() if len(sweep.aims) == 1 else ():
         values = [value for trial in group if (value := trial.measured(sweep.metric)) is not None]
         centre = mean(values)
         if centre is not None and math.isfinite(centre):

@@ -6,7 +6,8 @@ from pathlib import Path
 from fl_lightning.analysis.costs import accumulated
 from fl_lightning.analysis.document import Figure
 from fl_lightning.analysis.figures import Spending, accuracy_by_cost
-from fl_lightning.analysis.promises import Family, Row
+from fl_lightning.analysis.pareto import Outcome
+from fl_lightning.analysis.promises import Row
 from fl_lightning.analysis.report_figures import file_name, plots_of, shown_name
 from fl_lightning.analysis.statistics import curve, mean
 from fl_lightning.analysis.tables import caveats
@@ -37,15 +38,13 @@ def first_trial_figures(uri: str, trials: Sequence[Trial], folder: Path) -> list
     return figures
 
 
-def cost_figures(
-    trials: Sequence[Trial], rows: Sequence[Row], found: Sequence[Family], out: Path, title: str
-) -> list[Figure]:
+def cost_figures(trials: Sequence[Trial], come: Outcome, out: Path, title: str) -> list[Figure]:
     """Accuracy against gradients, bytes and seconds spent, a figure for each promise and budget as over rounds.
 
     Files costs.png, costs-2.png ...; none where no cost was recorded.
     """
-    figures = []
-    for count, (_, family, budget) in enumerate(plots := plots_of(found), start=1):
+    figures, rows = [], come.rows
+    for count, (_, family, budget) in enumerate(plots := plots_of(come.families, come.fronts), start=1):
         shown = {*family.references, *(budget.settings if budget else ())}
         spendings = _spendings(trials, rows, shown)
         if not any(spending.spent for spending in spendings):

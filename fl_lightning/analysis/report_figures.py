@@ -5,6 +5,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from fl_lightning.analysis.figures import Curve, Trade, accuracy_against_epsilon, accuracy_curves
+from fl_lightning.analysis.front_figure import draw_front
+from fl_lightning.analysis.pareto import Front, front_words
 from fl_lightning.analysis.promises import EPSILON_AXES, Budget, Family, Row, is_reference
 from fl_lightning.analysis.statistics import curve
 from fl_lightning.analysis.tables import caveats, epsilon_text
@@ -23,7 +25,14 @@ class Picture:
     family: int
 
 
-def draw(trials: Sequence[Trial], rows: Sequence[Row], found: Sequence[Family], out: Path, title: str) -> list[Picture]:
+def draw(
+    trials: Sequence[Trial],
+    rows: Sequence[Row],
+    found: Sequence[Family],
+    out: Path,
+    title: str,
+    fronts: Sequence[Front] = (),
+) -> list[Picture]:
     """Draws one figure over rounds for each budget of each family, and one against epsilon for each with several.
 
     No figure holds runs of different promises or budgets; runs without privacy stand in each as a reference.
@@ -34,9 +43,11 @@ def draw(trials: Sequence[Trial], rows: Sequence[Row], found: Sequence[Family], 
         found: from `families`.
         out: folder of the files curves.png, curves-2.png ..., epsilon.png, epsilon-2.png ...
         title: of every figure; the promise is added where there are several.
+        fronts: drawn first, as pareto.png, pareto-2.png ...; where epsilon is an objective they take the place of the
+            figure against epsilon, and only budgets of settings on a front have curves.
     """
-    pictures = []
-    for count, (number, family, budget) in enumerate(plots := plots_of(found), start=1):
+    pictures = _fronts(trials, rows, found, out, title, fronts)
+    for count, (number, family, budget) in enumerate(plots := plots_of(found, fronts), start=1):
         shown = {*family.references, *(budget.settings if budget else ())}
         words = f"Test accuracy by round, {family.title(budget)}" if len(plots) > 1 else "Test accuracy by round"
         path = out / file_name("curves", count)
@@ -44,7 +55,8 @@ def draw(trials: Sequence[Trial], rows: Sequence[Row], found: Sequence[Family], 
         notes = caveats([row for row in rows if row["setting"] in shown])
         accuracy_curves(_curves(trials, rows, shown), path, title=heading, notes=notes)
         pictures.append(Picture(_key("curves", count), path, words, number))
-    varied = [(number, family) for number, family in enumerate(found) if len(family.budgets) > 1]
+    weighed = _weighing_epsilon(fronts)
+    varied = [(number, family) for number, family in enumerate(found) if len(family.budgets) > 1 and not weighed]
     for count, (number, family) in enumerate(varied, start=1):
         path = out / file_name("epsilon", count)
         notes = caveats([row for row in rows if row["setting"] in {*family.settings, *family.references}])
@@ -56,12 +68,46 @@ def draw(trials: Sequence[Trial], rows: Sequence[Row], found: Sequence[Family], 
     return pictures
 
 
-def plots_of(found: Sequence[Family]) -> list[tuple[int, Family, Budget | None]]:
-    """What gets a figure of its own, with its family's number: each budget of each family."""
+def _fronts(
+    trials: Sequence[Trial],
+    rows: Sequence[Row],
+    found: Sequence[Family],
+    out: Path,
+    title: str,
+    fronts: Sequence[Front],
+) -> list[Picture]:
+    pictures, named = [], labels(trials)
+    for count, front in enumerate(fronts, start=1):
+        shown = {*front.best, *front.others}
+        references: list[tuple[str, float]] = []
+        if front.promise and front.objectives[0][0] == "test_accuracy":
+            references = _references(trials, rows, found[front.family])
+        path = out / file_name("pareto", count)
+        heading = f"{title}: {front.promise}" if front.promise else title
+        notes = caveats([row for row in rows if row["setting"] in shown])
+        draw_front(front, named, path, title=heading, references=references, notes=notes)
+        words = f"Pareto front of {front_words(front)}" + (f", {front.promise}" if front.promise else "")
+        pictures.append(Picture(_key("pareto_front", count), path, words, front.family))
+    return pictures
+
+
+def plots_of(found: Sequence[Family], fronts: Sequence[Front] = ()) -> list[tuple[int, Family, Budget | None]]:
+    """What gets a figure of its own, with its family's number: each budget of each family.
+
+    Where a front weighs epsilon every setting may have a budget of its own: then only budgets with one on a front.
+    """
+    chosen = {setting for front in _weighing_epsilon(fronts) for setting in front.best}
     plots: list[tuple[int, Family, Budget | None]] = []
     for number, family in enumerate(found):
-        plots += [(number, family, budget) for budget in family.budgets] or [(number, family, None)]
+        budgets = [budget for budget in family.budgets if not chosen or chosen & set(budget.settings)]
+        plots += [(number, family, budget) for budget in budgets]
+        if not family.budgets:
+            plots.append((number, family, None))
     return plots
+
+
+def _weighing_epsilon(fronts: Sequence[Front]) -> list[Front]:
+    return [front for front in fronts if any(metric == "epsilon" for metric, _ in front.objectives)]
 
 
 def file_name(name: str, count: int) -> str:

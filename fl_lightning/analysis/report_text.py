@@ -7,6 +7,7 @@ from fl_lightning.analysis.comparisons import NOTES as STANDING_NOTES
 from fl_lightning.analysis.comparisons import Standing, standings_table
 from fl_lightning.analysis.costs import cost_cells, cost_headings, cost_notes
 from fl_lightning.analysis.document import Block, Figure, Heading, Notes, Table, Text
+from fl_lightning.analysis.pareto import Outcome, front_blocks
 from fl_lightning.analysis.promises import Family, Row, mismatch
 from fl_lightning.analysis.report_figures import Picture
 from fl_lightning.analysis.scored import selection_words
@@ -46,8 +47,7 @@ def rows_of(family: Family, rows: Sequence[Row]) -> list[Row]:
 def report_blocks(
     sweep: "Sweep",
     trials: Sequence[Trial],
-    rows: Sequence[Row],
-    found: Sequence[Family],
+    come: Outcome,
     pictures: Sequence[Picture],
     best: Sequence[Mapping[str, Any]],
     selection: Mapping[str, Any] | None,
@@ -59,19 +59,23 @@ def report_blocks(
     Args:
         sweep: what was asked for.
         trials: what came of it.
-        rows: from `settings_table`.
-        found: from `families`.
+        come: from `outcome`.
         pictures: from `draw`.
         best: from `best_settings`.
         selection: from `selection_cost`.
         compared: from `standings`.
         extras: further figures, for formats that hold them.
     """
+    rows, found = come.rows, come.families
     blocks: list[Block] = [Heading(f"{sweep.name}: sweep {sweep.sweep_id}", 1)]
     blocks.append(Text(f"{_count(len(rows), 'setting')}, {_count(len(trials), 'trial')}. {_common(sweep)}"))
+    if said := budget_words(sweep):
+        blocks.append(Text(said))
     if said := mismatch(found):
         blocks.append(Text(said))
     named = labels(trials)
+    for front in come.fronts:
+        blocks += front_blocks(front, named, trials)
     for family in found:
         blocks += _family(family, rows_of(family, rows), len(found) > 1, sweep, compared, named)
     for family in found:
@@ -80,7 +84,7 @@ def report_blocks(
             blocks += [Heading(f"Algorithms across settings{which}"), Table(*across)]
             blocks += [Notes([line]) for line in caveats(rows_of(family, rows))]
     blocks += [Text(_best(item, sweep)) for item in best]
-    if best and (words := selection_words(sweep)):
+    if (best or come.fronts) and (words := selection_words(sweep)):
         blocks.append(Text(words))
     if selection is not None:
         blocks.append(Text(str(selection["words"])))
@@ -109,8 +113,13 @@ def _family(
     lines = [cells(row, headings) for row in rows]
     bold = family.settings if family.budgets else family.references
     best = best_cells(rows, headings, [setting for setting in bold if setting in compared], compared, sweep.metric)
+    marked: frozenset[tuple[int, int]] = frozenset()
+    if any(row["pareto"] for row in rows):  # there is a front, and no best
+        columns_marked = [headings.index(name) for name in ("algorithm", "front")]
+        best = frozenset()
+        marked = frozenset((n, column) for n, row in enumerate(rows) if row["pareto"] for column in columns_marked)
     title = f"{sweep.name}: {sweep.metric}" + (f", {family.title(budget)}" if several or budget else "")
-    blocks += [Table(headings, lines, best, title), Notes(caption(rows, sweep.settings))]
+    blocks += [Table(headings, lines, best, title, marked), Notes(caption(rows, sweep.settings))]
     shown = [compared[row["setting"]] for row in rows if row["setting"] in compared]
     measured = [row for row in rows if row["n"]]
     if not measured:
@@ -152,6 +161,17 @@ def _best(best: Mapping[str, Any], sweep: "Sweep") -> str:
     return (
         f"Best mean {sweep.metric} ({sweep.mode}){among}: {swept}, {best['mean']:.4f} over {_count(best['n'], 'seed')}."
     )
+
+
+def budget_words(sweep: "Sweep") -> str:
+    """The tuning budget of each algorithm, where all have the same; empty otherwise."""
+    if not sweep.budget:
+        return ""
+    points = next(iter(sweep.budget.values()))["points"]
+    tuned = [f"{name}: {', '.join(own['axes']) or 'nothing'}" for name, own in sweep.budget.items()]
+    seeds = _count(max(1, len(sweep.seeds)), "seed")
+    each = f"{_count(points, 'point')} for each algorithm, each with {seeds}"
+    return f"Equal tuning budgets: {each}. Tuned are, of {'; of '.join(tuned)}."
 
 
 def _count(number: int, noun: str) -> str:

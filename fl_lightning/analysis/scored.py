@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING
 
-from fl_lightning.config.scoring import SHARE, metrics_of, scored_on
+from fl_lightning.config.scoring import SHARE, scored_on
 
 if TYPE_CHECKING:
     from fl_lightning.analysis.report import Sweep
@@ -10,22 +10,24 @@ if TYPE_CHECKING:
 
 def selection_words(sweep: "Sweep") -> str:
     """A sentence that stands with the best rows: what their names are worth. Empty for a metric of no examples."""
-    on = scored_on(sweep.metric)
+    metrics = [metric for metric, _ in sweep.aims]
+    on = scored_on(metrics)
     if on is None:
         return ""
-    named = " and ".join(name.replace("_", " ") for name in metrics_of(sweep.metric) if name.startswith(f"{on}_"))
+    named = " and ".join(name.replace("_", " ") for name in metrics if name.startswith(f"{on}_"))
+    subject = "The best is" if len(metrics) == 1 else "The front is"
     if on == "validation":
         return (
-            f"The best is named by {named}, on examples that the clients held out of training (data.validation="
+            f"{subject} named by {named}, on examples that the clients held out of training (data.validation="
             f"{_share(sweep):g}): the test set took no part in the choice."
         )
     if sweep.selection.get("distribution", "none") != "none":
         return (
-            f"The best is named by {named}, for the account of the choice needs a score that is public, and the test "
+            f"{subject} named by {named}, for the account of the choice needs a score that is public, and the test "
             "set counts as public, while what clients hold out does not."
         )
     return (
-        f"The best is named by {named}, which compares settings but does not tune them, so its value is optimistic: to "
+        f"{subject} named by {named}, which compares settings but does not tune them, so its value is optimistic: to "
         f"choose by examples that clients hold out of training, set data.validation={SHARE:g}."
     )
 

@@ -30,7 +30,8 @@ def settings_table(
     `_high` (95 % interval for the mean), `test_loss_mean`, VALIDATED (on what clients hold out of training), what
     `costs` gives, `epsilon` (the largest over the seeds), `unit`, `delta`, `adjacency`, `sampling`, `trust_model` of
     that epsilon, `target_epsilon`, `badge` (NOT PRIVATE if any seed is), `warnings` (what must be said wherever the row
-    is shown), `failed` (how many did not finish), `stopped` (how many of the finished the sweep's scheduler ended
+    is shown), `pareto` and `front` (False and None: `outcome` says whether it is on a Pareto front, and under which
+    number), `failed` (how many did not finish), `stopped` (how many of the finished the sweep's scheduler ended
     early) and `skipped` (why the sweep left it out, or None). What is not known is None: a mean over no finished trial,
     or over losses that are not all finite. A row with a unit but no epsilon has an infinite one; a row without a unit
     protects nothing.
@@ -75,6 +76,8 @@ def _row(setting: str, group: Sequence[Trial], target: float | None, skipped: st
         "warnings": list(
             dict.fromkeys(text for trial in finished for text in (trial.privacy or {}).get("warnings", ()))
         ),
+        "pareto": False,
+        "front": None,
         "failed": 0 if skipped else len(group) - len(finished),
         "stopped": sum(trial.stopped for trial in finished),
         "skipped": skipped,
@@ -97,10 +100,12 @@ def columns(rows: Sequence[Row]) -> list[str]:
     """The headings of the text table: the algorithm, every further axis that varies, then what was measured."""
     axes = [key for key in varying([row["params"] for row in rows]) if key not in ALGORITHM_AXES]
     held = ["validation accuracy"] if any(row["validation_accuracy_mean"] is not None for row in rows) else []
+    front = ["front"] if any(row["pareto"] for row in rows) else []
     failed = ["failed"] if any(row["failed"] for row in rows) else []
     stopped = ["stopped"] if any(row["stopped"] for row in rows) else []
     skipped = ["skipped"] if any(row["skipped"] for row in rows) else []
-    return ["algorithm", *axes, "seeds", *held, "test accuracy", "test loss", "epsilon", *failed, *stopped, *skipped]
+    measured = [*held, "test accuracy", "test loss", "epsilon", *front]
+    return ["algorithm", *axes, "seeds", *measured, *failed, *stopped, *skipped]
 
 
 def cells(row: Row, headings: Sequence[str]) -> list[str]:
@@ -112,6 +117,7 @@ def cells(row: Row, headings: Sequence[str]) -> list[str]:
         "validation accuracy": mean_and_sd(row["validation_accuracy_mean"], row["validation_accuracy_sd"]),
         "test loss": _number(row["test_loss_mean"], 3),
         "epsilon": epsilon_text(row),
+        "front": str(row["front"]) if row["pareto"] else "-",
         "failed": str(row["failed"]),
         "stopped": str(row["stopped"]),
         "skipped": row["skipped"] or "-",
@@ -203,6 +209,8 @@ def caption(rows: Sequence[Row], own: Own | None = None) -> list[str]:
         lines.append("These epsilons differ in unit, delta or adjacency and must not be compared as numbers.")
     if promises and any(row["unit"] is None and row["n"] for row in rows):
         lines.append("Rows with a dash under epsilon protect nothing.")
+    if any(row["pareto"] for row in rows):
+        lines.append("Front: the numbers of the settings on the Pareto front; a dash, another setting is better.")
     if ended := sum(row["stopped"] for row in rows):
         lines.append(f"Trials ended early by the scheduler: {ended}; what each measured last is what counts.")
     return [*lines, *caveats(rows)]
@@ -261,7 +269,7 @@ def to_csv(rows: Sequence[Row], compared: Mapping[str, Mapping[str, Any]] | None
     """
     axes = list(dict.fromkeys(key for row in rows for key in row["params"]))
     measured = ["n", "test_accuracy_mean", "test_accuracy_sd", "test_loss_mean", "epsilon", "target_epsilon"]
-    measured += [*PRIVACY_KEYS, "badge", "failed", "stopped"]
+    measured += [*PRIVACY_KEYS, "badge", "failed", "stopped", "pareto", "front"]
     more = ["test_accuracy_low", "test_accuracy_high", "target", "reached", *COST_FIELDS, *VALIDATED]
     fields = list(dict.fromkeys(name for found in (compared or {}).values() for name in found))
     said = ["warnings", "skipped"]

@@ -2,6 +2,7 @@
 
 import hashlib
 import json
+import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
@@ -28,6 +29,9 @@ HISTORY = (
 
 MEASURED = ("test_accuracy", "test_loss", "validation_accuracy", "validation_loss", "epsilon")
 """The metrics of a trial's last round that are among its `final`."""
+
+SUMMED = ("gradients", "upload_bytes", "seconds")
+"""The metrics whose rounds add up: what a trial has cost is their sum."""
 
 ALGORITHM_AXES = ("algorithm", "algorithm.name")
 """The axes that choose the algorithm: by preset, or by name."""
@@ -81,9 +85,16 @@ class Trial:
         return self.finished and (self.final.get("stopped") or {}).get("by") == "scheduler"
 
     def measured(self, name: str) -> float | None:
-        """The final value of a metric; None unless the trial finished and measured it."""
+        """The final value of a metric, of a cost the sum; None unless the trial finished and measured it."""
+        if name in SUMMED:
+            return self.total(name)
         value = self.final.get(name, self.metrics.get(name)) if self.finished else None
         return float(value) if isinstance(value, int | float) else None
+
+    def total(self, name: str) -> float | None:
+        """The sum of a metric over the rounds, under its name or under `oracle/`; None where it was not recorded."""
+        history = self.history.get(name) or self.history.get(f"oracle/{name}") or ()
+        return sum(value for _, value in history) if history and self.finished else None
 
 
 def setting_of(params: Mapping[str, Any]) -> str:
@@ -192,12 +203,20 @@ def labels(trials: Sequence[Trial]) -> dict[str, str]:
     axes = [key for key in varying([group[0].params for group in groups.values()]) if key not in ALGORITHM_AXES]
     last = [key.rpartition(".")[2] for key in axes]
     short = {key: part if last.count(part) == 1 else key for key, part in zip(axes, last, strict=True)}
-    named: dict[str, str] = {}
-    for setting, group in groups.items():
-        params = group[0].params
-        others = [f"{short[key]}={_cut(axis_text(params[key]))}" for key in axes if key in params]
-        named[setting] = ", ".join([algorithm_of(group[0]), *others])
+    for shown in (_brief, axis_text):  # in full where brief numbers do not tell the settings apart
+        named: dict[str, str] = {}
+        for setting, group in groups.items():
+            params = group[0].params
+            others = [f"{short[key]}={_cut(shown(params[key]))}" for key in axes if key in params]
+            named[setting] = ", ".join([algorithm_of(group[0]), *others])
+        if len(set(named.values())) == len(named):
+            break
     return named
+
+
+def _brief(value: Any) -> str:
+    """A drawn number in four digits."""
+    return f"{value:.4g}" if isinstance(value, float) and math.isfinite(value) else axis_text(value)
 
 
 def algorithm_of(trial: Trial) -> str:

@@ -133,7 +133,7 @@ class OwnData(OwnFunction):
     subset: Share = Field(default=1.0, description="stratified share of the training set to keep")
     validation: Part | None = Field(
         default=None,
-        description="share of each client's examples that are held out of training, to choose settings by; null: none, "
+        description="share of the clients' examples that are held out of training, to choose settings by; null: none, "
         "in a sweep that tunes 0.1",
     )
     parameters: _PARAMETERS = Field(default_factory=dict, description="parameters of your function")

@@ -110,11 +110,5 @@ def settled(sweep: "SweepConfig", configs: Sequence[RunConfig]) -> "SweepConfig"
     return sweep.model_copy(update={"metric": "validation_accuracy" if alike else "test_accuracy"})
 
 
-def the_metric(sweep: "SweepConfig") -> str:
-    """The metric of a sweep that is settled."""
-    assert sweep.metric is not None, "the sweep has not been settled"
-    return sweep.metric
-
-
 def _fault(rule: str, value: object) -> InvalidConfig:
     return InvalidConfig([Fault("data.validation", rule, value)])

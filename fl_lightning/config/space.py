@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -72,15 +72,23 @@ def validate_space(
         ConfigError: naming the axis, the value and the cell.
     """
     source = _Source(base, config_file, config_dir, sweep)
-    grids = [axis for axis in sweep.space.values() if not axis.is_random]
-    drawn = tuple(axis for axis in sweep.space.values() if axis.is_random)
     count = math.prod(len(axis.values) for axis in sweep.space.values() if axis.is_structural or not axis.is_random)
     if count > MAX_VARIANTS:
         raise ConfigError(
             f"sweep.space: has {count} combinations of its finite axes, more than {MAX_VARIANTS}; split the sweep"
         )
     cells: list[Cell] = []
-    for chosen in _combinations(grids):
+    shares = _shares(source, sweep) if sweep.equal_budget else [list(sweep.space.values())]
+    for axes in shares:
+        cells += _cells(source, sweep, axes)
+    return cells
+
+
+def _cells(source: "_Source", sweep: SweepConfig, axes: Sequence[Axis]) -> list[Cell]:
+    """The cells of these axes: their grids crossed, each with every seed; the others are left to draw."""
+    cells: list[Cell] = []
+    drawn = tuple(axis for axis in axes if axis.is_random)
+    for chosen in _combinations([axis for axis in axes if not axis.is_random]):
         variants: dict[tuple[str, ...], RunConfig] = {}
         for options in _combinations([axis for axis in drawn if axis.is_structural]):
             for point in _probes([axis for axis in drawn if not axis.is_structural]):
@@ -95,6 +103,69 @@ def validate_space(
             cells.append(Cell(values, seed, next(iter(seeded.values())), drawn, seeded))
     settled(sweep, [config for cell in cells for config in cell.variants.values()])
     return cells
+
+
+def _shares(source: "_Source", sweep: SweepConfig) -> list[list[Axis]]:
+    """For each algorithm the axes that have a meaning for it, its own value for a grid of one; equal numbers of points.
+
+    Raises:
+        ConfigError: an axis without meaning for all, or algorithms that would get unequal numbers of points.
+    """
+    own = sweep.algorithm_axis
+    assert own is not None, "the schema asks for the axis"
+    shares: dict[str, list[Axis]] = {}
+    for value in own.values:
+        one = replace(own, values=(value,))
+        shares[show(value)] = [one if axis is own else axis for axis in _fitting(source, sweep, one)]
+    names = ", ".join(shares)
+    for key in sweep.space:
+        if not any(axis.key == key for axes in shares.values() for axis in axes):
+            raise ConfigError(f"sweep.space.{key}: has no meaning for {names}; correct or remove it")
+    points = {name: _points(axes) for name, axes in shares.items()}
+    if not any(axis.is_random for axis in sweep.space.values()):
+        if len(set(points.values())) > 1:
+            told = ", ".join(f"{name} {count}" for name, count in points.items())
+            raise ConfigError(
+                f"sweep.equal_budget=true: the grids give the algorithms unequal numbers of settings ({told}); make "
+                "the axes random (choice, uniform, loguniform) and set sweep.num_samples, or use sweep.settings.NAME "
+                "for what only one algorithm has"
+            )
+    elif few := next((name for name, count in points.items() if count is not None and count < sweep.num_samples), None):
+        own_keys = ", ".join(axis.key for axis in shares[few] if axis.key != own.key)
+        has = (
+            f"{points[few]} different points, of {own_keys}"
+            if own_keys
+            else "one point, for no axis has a meaning for it"
+        )
+        raise ConfigError(
+            f"sweep.equal_budget=true with sweep.num_samples={sweep.num_samples}: {few} has only {has}; widen its "
+            f"axes, lower sweep.num_samples, or take {few} out"
+        )
+    return list(shares.values())
+
+
+def _fitting(source: "_Source", sweep: SweepConfig, own: Axis) -> list[Axis]:
+    """The sweep's axes that have a meaning for the algorithm that `own` holds alone, whatever the other options."""
+
+    def ignored(axis: Axis, options: Mapping[str, Any]) -> bool:
+        try:
+            source.compose({**options, own.key: own.values[0], axis.key: axis.values[0]})
+        except InvalidConfig as error:
+            return any(fault.key == axis.key and "would be ignored with" in fault.rule for fault in error.faults)
+        return False
+
+    structural = [axis for axis in sweep.space.values() if axis.is_structural and axis.key != own.key]
+    fitting = []
+    for axis in sweep.space.values():
+        others = [other for other in structural if other is not axis]
+        if axis.key == own.key or not all(ignored(axis, options) for options in _combinations(others)):
+            fitting.append(axis)
+    return fitting
+
+
+def _points(axes: Sequence[Axis]) -> int | None:
+    """How many different points there are; None: as many as one likes."""
+    return math.prod(len(axis.values) for axis in axes) if all(axis.is_finite for axis in axes) else None
 
 
 def _combinations(axes: Sequence[Axis]) -> Iterator[dict[str, Any]]:
@@ -124,19 +195,32 @@ class _Source:
     drafts: dict[tuple[str, ...], Draft] = field(default_factory=dict)
 
     def build(self, values: Mapping[str, Any]) -> RunConfig:
-        """Validates one point of the space."""
+        """Validates one point of the space.
+
+        Raises:
+            ConfigError: naming the axis, the value and the cell.
+        """
         axis = self.sweep.algorithm_axis
-        settings = self.sweep.settings.get(str(values[axis.key]), {}) if axis else {}
-        groups = {key: value for key, value in values.items() if key in TAG_OF_SECTION}
-        others = {**settings, **{key: value for key, value in values.items() if key not in groups}}
         try:
-            if isinstance(self.base, RunConfig):
-                return self.base.with_overrides({**groups, **others})
-            return self._draft(groups).build(others, "in the sweep")
+            return self.compose(values)
         except InvalidConfig as error:
             ignored = axis is not None and "would be ignored with" in error.faults[0].rule
             hint = f"; for some algorithms only: sweep.settings.NAME.{error.faults[0].key}=VALUE" if ignored else ""
             raise ConfigError(f"{_place(values, error)}: {error}{hint}") from None
+
+    def compose(self, values: Mapping[str, Any]) -> RunConfig:
+        """The configuration of one point of the space.
+
+        Raises:
+            InvalidConfig: in the words of a single run.
+        """
+        axis = self.sweep.algorithm_axis
+        settings = self.sweep.settings.get(str(values[axis.key]), {}) if axis else {}
+        groups = {key: value for key, value in values.items() if key in TAG_OF_SECTION}
+        others = {**settings, **{key: value for key, value in values.items() if key not in groups}}
+        if isinstance(self.base, RunConfig):
+            return self.base.with_overrides({**groups, **others})
+        return self._draft(groups).build(others, "in the sweep")
 
     def _draft(self, groups: Mapping[str, Any]) -> Draft:
         arguments = tuple(f"{group}={option}" for group, option in groups.items())

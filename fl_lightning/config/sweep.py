@@ -19,11 +19,12 @@ from fl_lightning.config.faults import Fault, InvalidConfig
 from fl_lightning.config.index import all_keys, is_open_key, key_names
 from fl_lightning.config.messages import translate, unknown_key
 from fl_lightning.config.numbers import Count, Int, Name, NonNegative, Positive, Real, Section, Seed, to_path
+from fl_lightning.config.objectives import Metric, Mode, objective_faults, objectives_of
 from fl_lightning.config.overrides import parse_overrides, parse_value
 from fl_lightning.config.presets import options, preset_file, read_yaml, user_folder
 from fl_lightning.config.schema import RunConfig
-from fl_lightning.config.scoring import scoring_faults
-from fl_lightning.config.search import search_faults
+from fl_lightning.config.scoring import ON_TEST, ON_VALIDATION, scoring_faults, tunes
+from fl_lightning.config.search import budget_faults, search_faults
 from fl_lightning.errors import ConfigError
 
 Retries = Annotated[Int, Field(ge=0, le=100)]
@@ -84,6 +85,11 @@ class SweepConfig(Section):
         default=None, description="rounds before a scheduler may end a trial, and ASHA's first rung; null: 1"
     )
     num_samples: Count = Field(default=1, description="draws from the random axes for each grid cell")
+    equal_budget: bool = Field(
+        default=False,
+        description="every algorithm of the algorithm axis gets the same number of points, each with every seed; an "
+        "axis without meaning for an algorithm is left out of its points",
+    )
     selection: Selection = Field(default=Selection(), description="a random number of trials, to account for tuning")
     skip_hopeless: bool = Field(
         default=False, description="leave out private cells whose plan says that noise buries the signal"
@@ -93,12 +99,15 @@ class SweepConfig(Section):
         default=0, description="retries of a trial whose process crashed, from its last checkpoint"
     )
     resources: Resources = Field(default=Resources(), description="what one trial reserves")
-    metric: Name | None = Field(
+    metric: Metric = Field(
         default=None,
-        description="what makes a trial the best; null: validation_accuracy where all hold out the same share of "
-        "examples (data.validation), else test_accuracy",
+        description="what makes a trial the best; a list asks for the Pareto front of several; null: "
+        "validation_accuracy where all hold out the same share of examples (data.validation), else test_accuracy",
     )
-    mode: Literal["max", "min"] = Field(default="max", description="whether more of the metric is better")
+    mode: Mode = Field(
+        default=None,
+        description="whether more of the metric is better, max, or less, min; null: max of an accuracy, else min",
+    )
 
     def __init__(self, **raw: Any) -> None:
         space = raw.get("space", {})
@@ -109,14 +118,19 @@ class SweepConfig(Section):
             super().__init__(**raw)
         except ValidationError as error:
             raise InvalidConfig(translate(error, SweepConfig, raw, prefix="sweep.")) from None
-        faults = [*_sweep_faults(self), *scoring_faults(self), *search_faults(self), *_selection_faults(self)]
-        if faults := [*faults, *_settings_faults(self)]:
+        checks = (_sweep_faults, objective_faults, scoring_faults, search_faults, budget_faults, _selection_faults)
+        if faults := [fault for check in (*checks, _settings_faults) for fault in check(self)]:
             raise InvalidConfig(faults)
 
     @property
     def algorithm_axis(self) -> Axis | None:
         """The axis that chooses the algorithm, if there is one."""
         return self.space.get("algorithm") or self.space.get("algorithm.name")
+
+    @property
+    def objectives(self) -> tuple[tuple[str, str], ...]:
+        """(metric, "max" or "min") of each objective; most sweeps have one."""
+        return objectives_of(self, ON_VALIDATION[0] if tunes(self) else ON_TEST[0])
 
 
 def _sweep_faults(sweep: SweepConfig) -> Iterator[Fault]:
@@ -244,7 +258,8 @@ def _apply(raw: dict[str, Any], change: str) -> None:
         raise ConfigError(f"sweep.{change}: needs the form sweep.KEY=value, for example sweep.seeds=[42,43]")
     if path[0] not in ("space", "settings") and key not in key_names(SweepConfig):
         raise InvalidConfig([Fault(f"sweep.{key}", unknown_key(SweepConfig, key, {}, prefix="sweep.").rule)])
-    literal = any(item.is_text for item in all_keys(SweepConfig) if item.name == key)
+    listed = key == "metric" and text.startswith("[")
+    literal = not listed and any(item.is_text for item in all_keys(SweepConfig) if item.name == key)
     place = raw
     for part in path[:-1]:
         place = place.setdefault(part, {})

@@ -48,7 +48,7 @@ class Partition:
     held: tuple[Tensor, ...] = ()
     """Per client: sorted indices of the examples held out of training, none of them in `indices`; may be empty."""
     validation: float = 0.0
-    """The share that was held out of each client's examples."""
+    """The share of the examples that was to be held out."""
 
     @property
     def num_clients(self) -> int:

@@ -1,12 +1,12 @@
 """Examples that clients hold out of training, so that settings are chosen by what they have not been fitted to.
 
-Of n_k examples client k holds out floor(share n_k), drawn from the stream (seed, "validation", 0, k): the choice
-depends neither on what the examples are nor on other clients, and a larger share holds out all that a smaller one does.
-A client with few examples holds out none; none is ever left without one to train on.
+A coin of its own decides for each example: with probability `share` its client holds it out. The coins follow from the
+seed and the example's position in the data set alone. So a neighbouring data set, with one example more, has at most
+one example more to train on; a fixed number per client would let one example decide over others, and the sensitivity of
+an epsilon per example would no longer be that of one example. And a larger share holds out all that a smaller one does.
 """
 
 from dataclasses import replace
-from math import floor
 
 import torch
 from torch import Tensor
@@ -15,23 +15,21 @@ from fl_lightning.data.partition import Partition, index_sha256
 from fl_lightning.errors import ConfigError
 from fl_lightning.rng import generator
 
-_ROUNDING = 1e-9
-"""0.29 x 100 is 28.999999999999996 in floating point and means 29."""
 
+def expected_left(num_samples: int, share: float) -> int:
+    """How many of n >= 0 examples are trained on, on average, as a whole number.
 
-def number_held(num_samples: int, share: float) -> int:
-    """How many of n >= 0 examples a client holds out: floor(share n), fewer than n.
-
-    >>> number_held(100, 0.29), number_held(9, 0.1), number_held(1, 0.9), number_held(0, 0.5)
-    (29, 0, 0, 0)
+    >>> expected_left(100, 0.29), expected_left(9, 0.1), expected_left(0, 0.5)
+    (71, 8, 0)
     """
-    return min(floor(share * num_samples + _ROUNDING), max(num_samples - 1, 0))
+    return round(num_samples * (1 - share))
 
 
 def split_off(partition: Partition, labels: Tensor, share: float, seed: int) -> Partition:
     """The partition of what is trained on, with the examples that each client holds out beside it.
 
-    Its sizes, counts and `sha256` are those of the training lists: what is held out counts for nothing in a run.
+    Its sizes, counts and `sha256` are those of the training lists: what is held out counts for nothing in a run. A
+    client with few examples may hold out none, or all.
 
     Args:
         partition: what each client holds.
@@ -40,23 +38,17 @@ def split_off(partition: Partition, labels: Tensor, share: float, seed: int) -> 
         seed: the run's seed.
 
     Raises:
-        ConfigError: no client has enough examples to hold one out.
+        ConfigError: no example is held out, or none is left.
     """
     if not share:
         return partition
-    kept: list[Tensor] = []
-    held: list[Tensor] = []
-    for client, indices in enumerate(partition.indices):
-        order = torch.randperm(len(indices), generator=generator(seed, "validation", client=client))
-        out = torch.zeros(len(indices), dtype=torch.bool)
-        out[order[: number_held(len(indices), share)]] = True
-        kept.append(indices[~out])
-        held.append(indices[out])
-    if not any(map(len, held)):
-        raise ConfigError(
-            f"data.validation={share:g}: the largest client has {max(map(len, partition.indices))} examples, so none "
-            "would be held out; raise it, or lower fl.num_clients"
-        )
+    coins = torch.rand(len(labels), generator=generator(seed, "validation"), dtype=torch.float64) < share
+    kept = [indices[~coins[indices]] for indices in partition.indices]
+    held = [indices[coins[indices]] for indices in partition.indices]
+    for parts, what, remedy in ((held, "held out", "raise it"), (kept, "left to train on", "lower it")):
+        if not any(map(len, parts)):
+            total = sum(map(len, partition.indices))
+            raise ConfigError(f"data.validation={share:g}: of {total} examples none is {what}; {remedy}")
     classes = len(partition.label_counts)
     return replace(
         partition,
