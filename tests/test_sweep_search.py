@@ -19,12 +19,12 @@ from fl_lightning.analysis.trials import Trial
 from fl_lightning.config import SweepConfig, validate_space
 from fl_lightning.errors import ConfigError
 from fl_lightning.tracking import children, connect
-from tune.optimised import Optimiser, completed
+from tune.optimised import Optimiser
 from tune.pruning import REDUCTION, asha, median
 from tune.resuming import resume_sweep
 from tune.running import trial_of
 from tune.session import ray_session
-from tune.space import DRAWN, ID, LARGEST_SEED, POINT, TRIAL, Plan, draw, sampler
+from tune.space import DRAWN, ID, LARGEST_SEED, POINT, TRIAL, Plan, completed, draw, sampler
 from tune.trial import OUTCOME
 
 LR = {"algorithm.local.lr": {"loguniform": [1e-4, 1.0]}}

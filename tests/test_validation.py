@@ -252,6 +252,8 @@ def test_no_epsilon_covers_what_is_measured_on_held_out_examples(tracked: tuple[
     assert f"  {VALIDATED}" in lines
     assert f"held-out accuracy {result.final['validation_accuracy']:.4f}" in lines[0]
     assert f"held-out {result.rounds[0].validation_accuracy:.4f}" in round_text(result.rounds[0], 0.0)
+    brief = round_text(result.rounds[0], 0.0, brief=True)
+    assert "held-out" in brief and "loss" not in brief
     without = config(None, algorithm="dp_fedavg")
     assert (
         VALIDATED not in foresight(without)["warnings"]
