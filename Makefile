@@ -5,6 +5,8 @@ TORCH ?= torch==2.14.1 torchvision==0.29.1
 VENV := .venv
 PY := $(VENV)/bin/python
 STAMP := $(VENV)/.installed
+# Test processes at a time: each needs up to 4 GiB, and trains networks on one core.
+JOBS ?= 2
 # Overrides for the demo's sweep, for example: make demo ARGS="fl.rounds=2"
 ARGS ?=
 
@@ -28,7 +30,7 @@ demo: $(STAMP) ## Sweep five algorithms on real digits, private and not, and pri
 	$(VENV)/bin/fl-lightning sweep sweep=demo $(ARGS)
 
 test: $(STAMP) ## Run the tests
-	$(PY) -m pytest
+	$(PY) -m pytest -n $(JOBS) --dist worksteal
 
 test-slow: $(STAMP) ## Run the tests that take longer
 	$(PY) -m pytest -m slow

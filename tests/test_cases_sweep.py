@@ -85,15 +85,16 @@ class TestH15:
         assert connect(swept.uri).get_run(swept.result["parent_run_id"]).info.status == "FAILED"
 
     def test_when_all_fail_there_is_no_best_and_the_first_cause_is_printed(self, tmp_path: Path) -> None:
-        content = {"space": write_splits(tmp_path, "abcd"), "seeds": [7], "overrides": BASE}
+        write_splits(tmp_path, "ab")
+        content = {"space": {"partition.path": {"grid": ["a.json", "b.json"]}}, "seeds": [7], "overrides": BASE}
         (tmp_path / "all.yaml").write_text(yaml.safe_dump(content))
         command = [sys.executable, "-m", "fl_lightning.cli", "sweep", "sweep=all.yaml", "--output", "o.json", "--quiet"]
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=300)
         assert done.returncode == 1 and done.stdout == "" and "Traceback" not in done.stderr
         result = json.loads((tmp_path / "o.json").read_text())
-        assert result["best"] is None and result["failed"] == 4
+        assert result["best"] is None and result["failed"] == 2
         error = result["trials"][0]["error"]
-        assert f"4 of 4 trials failed; the first, t000: {error['type']}: {error['message']}" in done.stderr
+        assert f"2 of 2 trials failed; the first, t000: {error['type']}: {error['message']}" in done.stderr
 
     def test_an_impossible_value_is_refused_before_the_first_trial(self) -> None:
         sweep = SweepConfig(space={"privacy.clip_norm": {"grid": [1.0, 0.5, -1, 2.0]}})
