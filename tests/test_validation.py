@@ -270,6 +270,7 @@ def test_runs_side_by_side_show_them_where_there_are_any(
     for name in ("markdown", "html"):
         text = Path(found[name]).read_text()
         assert "validation accuracy" in text and f"{accuracy:.4f}" in text and VALIDATED in text
+    assert Path(found["validation"]).stat().st_size > 1000 and "Validation accuracy by round" in text
     with open(found["csv"]) as stream:
         rows = list(csv.DictReader(stream))
     assert [row["validation_accuracy_mean"] for row in rows] == [repr(accuracy), ""]

@@ -86,7 +86,8 @@ def make_report(
         `sweep_id`, `parent_run_id`, `table` (rows as in `settings_table`), `statistics` (from `standings`), `best`,
         `best_by_promise`, `selected_on` (from `scored_on`), `selection` (from `selection_cost`), `skipped`, `failed`,
         and the paths `markdown`, `csv`, `summary`, `curves` (with `curves_2` ... for further promises and budgets),
-        `epsilon` where epsilon was varied, and `latex` or `html` where asked for.
+        `validation` where examples were held out, `epsilon` where epsilon was varied, and `latex` or `html` where asked
+        for.
 
     Raises:
         TrackingError: no such sweep (the message lists those that exist), or the store cannot be used.
