@@ -16,7 +16,7 @@ from test_resume import killed, what_counts
 from fl_lightning import ConfigError, RunConfig, RunResult, load_config, run
 from fl_lightning.analysis.compare import compare_runs
 from fl_lightning.build import prepare
-from fl_lightning.data.validation import number_held
+from fl_lightning.data.validation import number_held, split_off
 from fl_lightning.foreseen import foresee
 from fl_lightning.foresight import assumed_sizes, foresight
 from fl_lightning.privacy.statement import VALIDATED
@@ -66,6 +66,12 @@ def test_the_choice_follows_from_seed_and_client_alone_and_shares_are_nested() -
     first, again, other = (prepare(config(seed=seed)).partition for seed in (1, 1, 2))
     assert first.sha256 == again.sha256 and torch.equal(first.held_out, again.held_out)
     assert not torch.equal(first.held_out, other.held_out)
+    whole = prepare(config(None)).partition  # whatever the seed: the same lists
+    labels = prepare(config(None)).data.y_train
+    one, two = (split_off(whole, labels, 0.25, seed) for seed in (1, 2))
+    assert not torch.equal(one.held_out, two.held_out)
+    places = [torch.isin(lists, held) for lists, held in zip(whole.indices, one.held, strict=True)]
+    assert len({tuple(place.tolist()) for place in places}) == 4  # each client draws by itself
     less = prepare(config(0.1, seed=1)).partition
     for few, many in zip(less.held, first.held, strict=True):
         assert 0 < len(few) < len(many) and set(few.tolist()) < set(many.tolist())
