@@ -116,11 +116,12 @@ def opening(info: Mapping[str, Any]) -> Iterator[str]:
 def round_text(record: "RoundRecord", eta: float, *, brief: bool = False) -> str:
     """Accuracy, losses, accuracy on held-out examples, epsilon so far, speed, remaining time: what was measured of it.
 
-    `brief` leaves out the training loss, so that the line fits 80 columns.
+    `brief` leaves out the training loss, and the test loss for an accuracy on held-out examples: a line on a terminal
+    is short.
     """
     parts = [
         _measured("accuracy", record.test_accuracy),
-        _measured("loss", record.test_loss),
+        "" if brief and record.validation_accuracy is not None else _measured("loss", record.test_loss),
         _measured("held-out", record.validation_accuracy),
         "" if brief else _measured("train loss", record.train_loss),
         "" if record.epsilon is None else f"epsilon {epsilon_text(record.epsilon)}",

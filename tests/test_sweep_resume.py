@@ -33,7 +33,7 @@ BASE = [
     "tracking.uri=runs",
 ]
 SPACE = {"algorithm": {"grid": ["scaffold", "dp_fedavg"]}}
-SEEDS = (1, 2, 3)
+SEEDS = (1, 2)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +69,7 @@ def started(folder: Path, *more: str, content: dict[str, Any] | None = None) -> 
 
 def until(process: subprocess.Popen[str], database: Path, reached: Callable[[sqlite3.Connection], bool]) -> None:
     """Waits for what a sweep has written."""
-    deadline = time.monotonic() + 200
+    deadline = time.monotonic() + 400
     while time.monotonic() < deadline and process.poll() is None:
         time.sleep(0.05)
         if database.exists():
@@ -153,7 +153,7 @@ def test_a_sweep_stopped_and_resumed_ends_with_the_undisturbed_table(
     try:
         until(process, tmp_path / "runs" / "mlflow.db", half_way)
         process.send_signal(number)
-        printed, complained = process.communicate(timeout=60)
+        printed, complained = process.communicate(timeout=200)
     finally:
         process.kill()
     sweep_id = printed.split("sweep id: ")[1].split()[0]
@@ -181,7 +181,7 @@ def test_a_killed_worker_fails_its_trial_alone_and_resuming_tries_it_again(
     process = started(tmp_path, "--output", "first.json")
     try:
         run_id = killed_worker(process, tmp_path / "runs" / "mlflow.db")
-        process.communicate(timeout=200)
+        process.communicate(timeout=400)
     finally:
         process.kill()
     first = json.loads((tmp_path / "first.json").read_text())
@@ -201,7 +201,7 @@ def test_with_retries_a_killed_worker_goes_on_from_its_last_round_within_the_swe
     database = tmp_path / "runs" / "mlflow.db"
     try:
         run_id = killed_worker(process, database)
-        _, complained = process.communicate(timeout=200)
+        _, complained = process.communicate(timeout=400)
     finally:
         process.kill()
     assert process.returncode == 0, complained

@@ -16,6 +16,7 @@ from test_resume import killed, what_counts
 from fl_lightning import ConfigError, RunConfig, RunResult, load_config, run
 from fl_lightning.analysis.compare import compare_runs
 from fl_lightning.build import prepare
+from fl_lightning.data.validation import split_off
 from fl_lightning.foreseen import foresee
 from fl_lightning.foresight import assumed_sizes, foresight
 from fl_lightning.privacy.statement import VALIDATED
@@ -71,6 +72,10 @@ def test_the_choice_follows_from_the_seed_alone_and_shares_are_nested() -> None:
     first, again, other = (prepare(config(seed=seed)).partition for seed in (1, 1, 2))
     assert first.sha256 == again.sha256 and torch.equal(first.held_out, again.held_out)
     assert not torch.equal(first.held_out, other.held_out)
+    whole = prepare(config(None)).partition  # whatever the seed: the same lists
+    labels = prepare(config(None)).data.y_train
+    one, two = (split_off(whole, labels, 0.25, seed) for seed in (1, 2))
+    assert not torch.equal(one.held_out, two.held_out)
     less = prepare(config(0.1, seed=1)).partition
     for few, many in zip(less.held, first.held, strict=True):
         assert 0 < len(few) < len(many) and set(few.tolist()) < set(many.tolist())
@@ -256,6 +261,8 @@ def test_no_epsilon_covers_what_is_measured_on_held_out_examples(tracked: tuple[
     assert f"  {VALIDATED}" in lines
     assert f"held-out accuracy {result.final['validation_accuracy']:.4f}" in lines[0]
     assert f"held-out {result.rounds[0].validation_accuracy:.4f}" in round_text(result.rounds[0], 0.0)
+    brief = round_text(result.rounds[0], 0.0, brief=True)
+    assert "held-out" in brief and "loss" not in brief
     without = config(None, algorithm="dp_fedavg")
     assert (
         VALIDATED not in foresight(without)["warnings"]
@@ -272,6 +279,7 @@ def test_runs_side_by_side_show_them_where_there_are_any(
     for name in ("markdown", "html"):
         text = Path(found[name]).read_text()
         assert "validation accuracy" in text and f"{accuracy:.4f}" in text and VALIDATED in text
+    assert Path(found["validation"]).stat().st_size > 1000 and "Validation accuracy by round" in text
     with open(found["csv"]) as stream:
         rows = list(csv.DictReader(stream))
     assert [row["validation_accuracy_mean"] for row in rows] == [repr(accuracy), ""]

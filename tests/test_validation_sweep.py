@@ -147,6 +147,7 @@ def test_the_report_says_on_which_examples_the_best_was_named(tmp_path: Path) ->
     markdown = (tmp_path / "validation_accuracy" / "report.md").read_text()
     assert "| validation accuracy | test accuracy |" in " ".join(markdown.split())
     assert "validation accuracy" not in (tmp_path / "test_accuracy" / "report.md").read_text()
+    assert not (tmp_path / "test_accuracy" / "validation.png").exists()
 
 
 # --- real sweeps on a test set that misleads -------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def _last_words(
         say(selection["words"])
     say(f"report: {report['markdown']}")
     for name, path in report.items():
-        if name.startswith(("pareto", "curves", "epsilon")):
+        if name.startswith(("pareto", "curves", "validation", "epsilon")):
             say(f"{name.replace('_', ' ')}: {path}")
     if study is not None:
         say(f"MLflow: fl-lightning ui, then {run_page(study.uri, study.experiment_id, study.run_id)}")

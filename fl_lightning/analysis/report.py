@@ -96,8 +96,9 @@ def make_report(
         `sweep_id`, `parent_run_id`, `table` (rows as in `outcome`), `statistics` (from `standings`), `best`,
         `best_by_promise`, `selected_on` (from `scored_on`), `pareto` (from `Outcome.pareto`), `selection` (from
         `selection_cost`), `skipped`, `failed`, and the paths `markdown`, `csv`, `summary`, `curves` (with
-        `curves_2` ... for further promises and budgets), `epsilon` where epsilon was varied, `pareto_front` (with
-        `pareto_front_2` ...) of a sweep with several objectives, and `latex` or `html` where asked for.
+        `curves_2` ... for further promises and budgets), `validation` where examples were held out, `epsilon` where
+        epsilon was varied, `pareto_front` (with `pareto_front_2` ...) of a sweep with several objectives, and `latex`
+        or `html` where asked for.
 
     Raises:
         TrackingError: no such sweep (the message lists those that exist), or the store cannot be used.

@@ -35,13 +35,15 @@ def draw(
 ) -> list[Picture]:
     """Draws one figure over rounds for each budget of each family, and one against epsilon for each with several.
 
+    Where clients hold out examples, the accuracy on them has a figure beside that on the test set.
+
     No figure holds runs of different promises or budgets; runs without privacy stand in each as a reference.
 
     Args:
         trials: of the sweep.
         rows: from `settings_table`.
         found: from `families`.
-        out: folder of the files curves.png, curves-2.png ..., epsilon.png, epsilon-2.png ...
+        out: folder of the files curves.png, curves-2.png ..., validation.png ..., epsilon.png, epsilon-2.png ...
         title: of every figure; the promise is added where there are several.
         fronts: drawn first, as pareto.png, pareto-2.png ...; where epsilon is an objective they take the place of the
             figure against epsilon, and only budgets of settings on a front have curves.
@@ -49,12 +51,17 @@ def draw(
     pictures = _fronts(trials, rows, found, out, title, fronts)
     for count, (number, family, budget) in enumerate(plots := plots_of(found, fronts), start=1):
         shown = {*family.references, *(budget.settings if budget else ())}
-        words = f"Test accuracy by round, {family.title(budget)}" if len(plots) > 1 else "Test accuracy by round"
-        path = out / file_name("curves", count)
         heading = f"{title}: {family.title(budget)}" if len(plots) > 1 else title
         notes = caveats([row for row in rows if row["setting"] in shown])
-        accuracy_curves(_curves(trials, rows, shown), path, title=heading, notes=notes)
-        pictures.append(Picture(_key("curves", count), path, words, number))
+        for name, label in (("curves", "test accuracy"), ("validation", "validation accuracy")):
+            lines = _curves(trials, rows, shown, label.replace(" ", "_"))
+            if name == "validation" and not any(line.points for line in lines):
+                continue  # the clients hold out nothing
+            said = f"{label.capitalize()} by round"
+            words = f"{said}, {family.title(budget)}" if len(plots) > 1 else said
+            path = out / file_name(name, count)
+            accuracy_curves(lines, path, title=heading, ylabel=label, notes=notes)
+            pictures.append(Picture(_key(name, count), path, words, number))
     weighed = _weighing_epsilon(fronts)
     varied = [(number, family) for number, family in enumerate(found) if len(family.budgets) > 1 and not weighed]
     for count, (number, family) in enumerate(varied, start=1):
@@ -119,7 +126,7 @@ def _key(name: str, count: int) -> str:
     return name if count == 1 else f"{name}_{count}"
 
 
-def _curves(trials: Sequence[Trial], rows: Sequence[Row], shown: Collection[str]) -> list[Curve]:
+def _curves(trials: Sequence[Trial], rows: Sequence[Row], shown: Collection[str], metric: str) -> list[Curve]:
     names, spent = labels(trials), {row["setting"]: row for row in rows}
     private = any(spent[setting]["unit"] is not None for setting in shown)
     found = []
@@ -127,7 +134,7 @@ def _curves(trials: Sequence[Trial], rows: Sequence[Row], shown: Collection[str]
         if setting not in shown:
             continue
         name = shown_name(names[setting], spent[setting], private)
-        histories = [trial.history.get("test_accuracy", ()) for trial in group if trial.finished]
+        histories = [trial.history.get(metric, ()) for trial in group if trial.finished]
         found.append(Curve(name, curve(histories)))
     return found
 

@@ -273,5 +273,5 @@ def check_trainable(side: ClientSide, sizes: Mapping[int, int]) -> None:
     if single:
         raise FLError(
             f"client {single[0]} holds 1 example and the model has BatchNorm, which needs 2 to train; "
-            "raise partition.min_samples to 2 or use a model without BatchNorm"
+            "raise partition.min_samples to 2, lower data.validation, or use a model without BatchNorm"
         )

@@ -69,7 +69,9 @@ class Dirichlet(Section):
 
     kind: Literal["dirichlet"] = Field(default="dirichlet", description="how samples are dealt to clients")
     alpha: Positive = Field(default=0.5, description="concentration; 0.1 is extreme skew, 100 nearly IID")
-    min_samples: Count = Field(default=1, description="every client holds at least so many samples")
+    min_samples: Count = Field(
+        default=1, description="every client holds at least so many samples, those of data.validation among them"
+    )
 
 
 class LabelSkew(Section):
