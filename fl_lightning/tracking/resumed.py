@@ -7,9 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.errors import CheckpointError
+from fl_lightning.tracking.facts import PARENT_TAG, process_tags
 from fl_lightning.tracking.location import shown
 from fl_lightning.tracking.orphans import ORPHAN_MESSAGE, mark_orphans, search, this_process
-from fl_lightning.tracking.run import PARENT_TAG, process_tags
 from fl_lightning.tracking.store import connect, explained
 from fl_lightning.tracking.study import Study
 

@@ -12,10 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.errors import TrackingError
+from fl_lightning.tracking.facts import PARENT_TAG, process_tags
 from fl_lightning.tracking.location import shown, sqlite_path
 from fl_lightning.tracking.orphans import mark_orphans, search
 from fl_lightning.tracking.outbox import requests
-from fl_lightning.tracking.run import PARENT_TAG, process_tags
 from fl_lightning.tracking.store import connect, ensure_experiment, error_text, explained
 from fl_lightning.tracking.values import as_text, store_name, tags_of
 
