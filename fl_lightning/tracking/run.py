@@ -218,6 +218,10 @@ class RunTracker:
         if self._sender is not None:
             self._sender.now()
 
+    def flush(self, seconds: float = 30.0) -> bool:
+        """Waits until an attempt was made to send all that was written; False if that takes longer."""
+        return self._sender is None or self._sender.drain(seconds)
+
     def finish(self, status: str = "FINISHED", error: BaseException | None = None) -> None:
         """Sends what is left and closes the run. The first call counts; before `start` it does nothing.
 
