@@ -1,6 +1,7 @@
 """One MLflow run, written round by round as an observer of the training."""
 
 import json
+import shutil
 import threading
 import time
 import traceback
@@ -254,6 +255,8 @@ class RunTracker:
         if failure or any(lane.pending or lane.refused for lane in (values, files)):
             facts = {"run_id": self.run_id, "uri": shown(self.uri), "status": status}
             keep_lost(self._lost_folder, facts, failure, [values, files])
+        elif status == "FINISHED":
+            shutil.rmtree(self.checkpoints, ignore_errors=True)  # nothing is left to resume
 
     def _to(self, lane: LaneName, *items: Item) -> None:
         if self._sender is None:
