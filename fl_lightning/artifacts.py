@@ -70,11 +70,10 @@ def keep_data(prepared: "Prepared", tracker: RunTracker) -> None:
 
     What clients hold out of training is a data set by itself, and no part of the one that is trained on.
     """
-    from fl_lightning.data.manifest import save_manifest
+    from fl_lightning.data.manifest import manifest_texts
 
-    with tempfile.TemporaryDirectory() as folder:
-        for path in save_manifest(prepared.partition, Path(folder)):
-            tracker.log_artifact_file(path, "partition")
+    for name, text in manifest_texts(prepared.partition).items():
+        tracker.log_text(text, f"partition/{name}")
     data, section = prepared.data, prepared.config.data
     root = getattr(section, "root", None)
     reference = getattr(section, "reference", None)

@@ -74,14 +74,14 @@ def run(
     with _one_thread():
         prepared = prepare(config)
         tracker = RunTracker(resolve_uri(config.tracking.uri)) if config.tracking.enabled else None
-        if tracker is not None:
-            tracker.start(
-                config.to_dict(),
-                experiment=config.tracking.experiment,
-                parent_run_id=parent_run_id,
-                tags={"config_sha256": config.sha256, **(tags or {})},
-            )
         with tracked(tracker):
+            if tracker is not None:
+                tracker.start(
+                    config.to_dict(),
+                    experiment=config.tracking.experiment,
+                    parent_run_id=parent_run_id,
+                    tags={"config_sha256": config.sha256, **(tags or {})},
+                )
             return _train(prepared, tracker, observers)
 
 
@@ -118,8 +118,8 @@ def resume(
         if config.privacy.level != "none":
             progress.ledger = _new_ledger(prepared)
             progress.ledger.load_state_dict(stored.ledger, plan=_unchanging(prepared, progress.federation.server.round))
-        tracker.restart()
         with lock, tracked(tracker):
+            tracker.restart(config.to_dict())
             return _train(prepared, tracker, observers, progress)
 
 
@@ -159,9 +159,9 @@ def _train(
     }
     for observer in watching:
         observer.on_start(info)
+    if tracker is not None:
+        keep_data(prepared, tracker)
     if progress is None:
-        if tracker is not None:
-            keep_data(prepared, tracker)
         prepared, threshold = measured(prepared, start)
         progress = Progress(
             start,
@@ -171,6 +171,8 @@ def _train(
         )
     else:
         prepared = clipped_as(prepared, progress.threshold)
+        if tracker is not None:
+            tracker.send_again(progress.records)
     prepared, watch = arm(prepared)
     keep = _keeper(prepared, tracker)
     keep(progress, first=not progress.records)
@@ -217,6 +219,7 @@ def _keeper(prepared: Prepared, tracker: RunTracker | None) -> Callable[..., Non
         if tracker is None or (rounds % every and not first) or getattr(config.privacy, "audit", False):
             return
         save(tracker.checkpoints, progress, config.to_dict(), prepared.partition.sha256)
+        tracker.send_now()
 
     return keep
 

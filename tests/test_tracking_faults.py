@@ -100,10 +100,12 @@ def test_a_database_that_fails_during_training_gets_everything_later(own_store, 
     with tracked(tracker):
         tracker.start(CONFIG, experiment="outage")
         tracker.log_metrics({"accuracy": 0.1}, step=1)
+        assert tracker.flush()
         with sqlite3.connect(database(own_store)) as connection:
             connection.execute("ALTER TABLE metrics RENAME TO away")
         for step in (2, 3, 4):
             tracker.log_metrics({"accuracy": step / 10}, step=step)
+            assert tracker.flush()
         with sqlite3.connect(database(own_store)) as connection:
             connection.execute("ALTER TABLE away RENAME TO metrics")
     history = connect(own_store).get_metric_history(tracker.run_id, "accuracy")
@@ -142,6 +144,7 @@ def test_a_full_artifact_place_does_not_hold_up_metrics(own_store, tmp_path):
     with tracked(tracker):
         tracker.start(CONFIG, experiment="files")
         tracker.log_metrics({"accuracy": 0.5}, step=1)
+        assert tracker.flush()
         assert run_of(own_store, tracker.run_id).data.metrics == {"accuracy": 0.5}
         place.unlink()
     assert (Path(run_of(own_store, tracker.run_id).info.artifact_uri) / "config.yaml").exists()
@@ -163,6 +166,7 @@ def test_a_run_deleted_by_hand_does_not_stop_training(own_store, tmp_path):
     tracker = RunTracker(own_store, lost_folder=tmp_path)
     with tracked(tracker):
         tracker.start(CONFIG, experiment="deleted")
+        assert tracker.flush()
         connect(own_store).delete_run(tracker.run_id)
         tracker.log_metrics({"accuracy": 0.5, "loss": 1.0}, step=1)
         tracker.log_artifact_file(tmp_path / "no such file")

@@ -73,8 +73,14 @@ def run_sweep(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], *, qui
         study = None
         if tracking:
             tags = {"study": sweep.name}
-            study = open_study(tracking["tracking.uri"], base.tracking.experiment, sweep_id, name=sweep.name, tags=tags)
-            keep_plan(study, info, sweep, plan, listed)
+            study = open_study(
+                tracking["tracking.uri"],
+                base.tracking.experiment,
+                sweep_id,
+                name=sweep.name,
+                tags=tags,
+                keep=lambda study: keep_plan(study, info, sweep, plan, listed),
+            )
             plan = replace(plan, parent_run_id=study.run_id)
         say(f"sweep id: {sweep_id}")
         work = Work(plan, sweep, tuple(listed), info.num_trials, keep=keeper(study, plan))

@@ -30,6 +30,7 @@ def tune_trial(config: dict[str, Any], plan: Plan) -> None:
 
     sampled = sampled_of(config)
     trial_id = sampled[ID]
+    _free_memory()
     try:
         outcome = _attempt(plan, sampled, Reporter(tune.report, _asks(plan, trial_id)))
     except Exception as error:
@@ -39,6 +40,17 @@ def tune_trial(config: dict[str, Any], plan: Plan) -> None:
             return
         raise
     tune.report({OUTCOME: json.dumps(outcome)})
+
+
+def _free_memory() -> None:
+    """Gives back what the worker's earlier trials held: cycles of objects, and their blocks of the GPU's memory."""
+    import gc
+
+    import torch
+
+    gc.collect()
+    if torch.cuda.is_initialized():
+        torch.cuda.empty_cache()
 
 
 def _asks(plan: Plan, trial_id: str) -> Callable[[], str | None]:

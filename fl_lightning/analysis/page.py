@@ -50,6 +50,9 @@ BEST = "Bold with a star: the best mean of those with one promise and one budget
 SHORT = 30
 """Characters of a cell that is kept on one line."""
 
+KINDS = {".png": "image/png", ".svg": "image/svg+xml"}
+"""Of the pictures that are embedded, by the ends of their files' names."""
+
 POLICY = "default-src 'none'; img-src data:; style-src 'unsafe-inline'"
 """Enforced by the browser: the page can ask nobody for anything."""
 
@@ -88,7 +91,7 @@ def _block(block: Block, caveats: frozenset[str]) -> str:
             picture = base64.b64encode(path.read_bytes()).decode()
             said = f'<ul class="notes">{"".join(_note(note, caveats) for note in notes)}</ul>' if notes else ""
             return (
-                f'<figure><img src="data:image/png;base64,{picture}" alt="{escape(words)}">'
+                f'<figure><img src="data:{KINDS[path.suffix]};base64,{picture}" alt="{escape(words)}">'
                 f"<figcaption>{escape(words)}{said}</figcaption></figure>"
             )
 

@@ -17,7 +17,7 @@ from fl_lightning.tracking import connect
 COST_AXES = {"gradients": "example gradients", "upload_bytes": "bytes uploaded", "seconds": "seconds"}
 
 ARTIFACTS = {
-    "partition/partition.png": "How the data of trial {trial} (seed {seed}) are dealt out to its clients",
+    "partition/partition.svg": "How the data of trial {trial} (seed {seed}) are dealt out to its clients",
     "clipping/norms.png": "Update norms of trial {trial} (seed {seed}) against the clip bound, with their histogram",
 }
 ORACLE = "Read from raw data or raw updates, as only a simulation can; no epsilon covers it."

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fl_lightning.data.manifest_picture import partition_svg
+
 if TYPE_CHECKING:
     from fl_lightning.data.partition import Partition
 
@@ -92,87 +94,22 @@ def _validation(partition: Partition) -> dict[str, Any] | None:
     }
 
 
+def manifest_texts(partition: Partition) -> dict[str, str]:
+    """The contents of partition.json and partition.svg."""
+    record = manifest(partition)
+    return {"partition.json": json.dumps(record, separators=(",", ":")), "partition.svg": partition_svg(record)}
+
+
 def save_manifest(partition: Partition, folder: str | Path) -> list[Path]:
-    """Write partition.json and partition.png into `folder`, made if absent; returns both paths."""
+    """Write partition.json and partition.svg into `folder`, made if absent; returns both paths."""
     folder = Path(folder)
     folder.mkdir(parents=True, exist_ok=True)
-    record = manifest(partition)
-    text, picture = folder / "partition.json", folder / "partition.png"
-    text.write_text(json.dumps(record, separators=(",", ":")), encoding="utf-8")
-    _draw(record, picture)
-    return [text, picture]
+    for name, text in (texts := manifest_texts(partition)).items():
+        (folder / name).write_text(text, encoding="utf-8")
+    return [folder / name for name in texts]
 
 
 def _entropy(shares: np.ndarray) -> np.ndarray:
     """Of each row, in nats; 0 ln 0 = 0."""
     logs = np.log(shares, out=np.zeros_like(shares), where=shares > 0)
     return np.maximum(0.0, -(shares * logs).sum(axis=1))
-
-
-def _draw(record: dict[str, Any], path: Path) -> None:
-    """Client sizes as bars above a map of each client's label mix, one column per client.
-
-    One light-to-dark scale of a single hue carries the value, so the picture reads without colour vision and with any
-    number of clients; classes that a client lacks are white, which the scale itself does not reach.
-    """
-    from matplotlib import colormaps
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import ListedColormap
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    counts = np.array(record["label_histogram"])
-    num_clients, num_classes = counts.shape
-    sizes = counts.sum(axis=1)
-    shares = np.ma.masked_equal(counts / sizes[:, None], 0.0)
-    width = float(np.clip(2.5 + 0.45 * num_clients, 7.0, 12.0))
-    height = float(np.clip(2.4 + 0.3 * num_classes, 4.0, 9.0))
-    figure = Figure(figsize=(width, height), dpi=150, layout="constrained")
-    FigureCanvasAgg(figure)
-    grid = figure.add_gridspec(2, 2, height_ratios=(1, 3), width_ratios=(40, 1))
-    mix = figure.add_subplot(grid[1, 0])
-    bars = figure.add_subplot(grid[0, 0], sharex=mix)
-
-    scale = ListedColormap(colormaps["Blues"](np.linspace(0.15, 1.0, 256)))
-    image = mix.imshow(shares.T, cmap=scale, vmin=0.0, vmax=1.0, aspect="auto", origin="lower", interpolation="nearest")
-    for edge in np.arange(num_clients - 1) + 0.5 if num_clients <= 60 else ():
-        mix.axvline(edge, color="white", linewidth=1.0)
-    if num_clients <= 20 and num_classes <= 20:
-        for client, label in np.argwhere(counts > 0):
-            shade = "white" if shares[client, label] > 0.5 else "black"
-            number = mix.text(
-                client, label, str(counts[client, label]), ha="center", va="center", fontsize=7, color=shade
-            )
-            number.set_in_layout(False)  # it lies inside the axes; measuring a hundred of them takes 0.2 s
-    mix.set_xlabel("client")
-    mix.set_ylabel("class")
-    mix.set_xticks(_ticks(num_clients))
-    mix.set_yticks(_ticks(num_classes))
-    figure.colorbar(image, cax=figure.add_subplot(grid[1, 1]), label="share of the client's samples")
-
-    bars.bar(np.arange(num_clients), sizes, width=0.8 if num_clients <= 60 else 1.0, color="#4c566a")
-    bars.axhline(sizes.mean(), color="black", linewidth=0.8, linestyle="--")
-    bars.set_ylabel("samples\n(dashed: mean)")
-    bars.set_ylim(0, sizes.max() * 1.08)
-    bars.yaxis.set_major_locator(MaxNLocator(nbins=4, integer=True))
-    bars.set_xlim(-0.5, num_clients - 0.5)
-    bars.tick_params(axis="x", labelbottom=False)
-    for side in ("top", "right"):
-        bars.spines[side].set_visible(False)
-
-    numbers = record["heterogeneity"]
-    settings = ", ".join(f"{key}={value}" for key, value in record["parameters"].items() if key != "path")
-    apart = f", held out {record['validation']['num_samples']}" if record["validation"] else ""
-    figure.suptitle(
-        f"{record['kind']}{f' ({settings})' if settings else ''}: clients {num_clients}, samples {sizes.sum()}{apart}\n"
-        f"mean EMD {numbers['mean_emd']:.2f} of 2, mean label entropy {numbers['mean_label_entropy']:.2f} of "
-        f"{numbers['global_label_entropy']:.2f} nats, size Gini {numbers['size_gini']:.2f}",
-        fontsize=9,
-    )
-    figure.savefig(path, metadata={"Software": None})
-
-
-def _ticks(count: int) -> np.ndarray:
-    """Whole numbers 0..count-1 at a round step, at most 21 of them."""
-    steps = [round_step * 10**power for power in range(10) for round_step in (1, 2, 5)]
-    return np.arange(0, count, next(step for step in steps if count <= 21 * step))

@@ -1,6 +1,6 @@
 """Tracking on MLflow. Every MLflow name of the product lives in this package; MLflow is imported when first used."""
 
-from fl_lightning.tracking.lifetime import tracked
+from fl_lightning.tracking.lifetime import held_back, tracked
 from fl_lightning.tracking.location import resolve_uri, run_page, ui_command, ui_environment
 from fl_lightning.tracking.orphans import mark_orphans
 from fl_lightning.tracking.resumed import (
@@ -37,6 +37,7 @@ __all__ = [
     "connect",
     "ensure_experiment",
     "find_parent",
+    "held_back",
     "last_attempt",
     "log_artifact_file",
     "log_metrics",

@@ -1,6 +1,7 @@
 """What is still to be sent to the store. Training never stops for tracking: what fails is kept and sent again.
 
-Values (metrics, parameters, tags) and files wait in two lanes, so a full disk for artifacts does not hold up metrics.
+Values (metrics, parameters, tags) and files wait in two lanes, so a full disk for artifacts does not hold up metrics;
+`sender` has the thread that sends them.
 A lane that failed is left alone for 1 s, then 2, 4, ... 60 s. What the store *refuses* (it answered, and will never
 take this) is halved until the culprit is alone; that one is put aside with the cause and everything else arrives.
 Sending an item twice does no harm: a metric carries its own time, and MLflow keeps one of equal ones.
@@ -42,7 +43,7 @@ class Item(Protocol):
     def record(self) -> dict[str, Any]: ...
 
     def held(self) -> None:
-        """Called when the item has to wait: from now on it needs nothing outside this process."""
+        """Called before the item waits to be sent: from now on it needs nothing outside this process."""
         return None
 
     def kept(self) -> dict[str, bytes]:
@@ -58,10 +59,13 @@ class Values(Item):
     entries: Sequence[tuple[Any, ...]]
 
     def send(self, client: "MlflowClient", run_id: str) -> None:
+        client.log_batch(run_id, **{self.kind: self.entities()}, synchronous=True)
+
+    def entities(self) -> list[Any]:
         from mlflow.entities import Metric, Param, RunTag
 
         entity = {"metrics": Metric, "params": Param, "tags": RunTag}[self.kind]
-        client.log_batch(run_id, **{self.kind: [entity(*entry) for entry in self.entries]}, synchronous=True)
+        return [entity(*entry) for entry in self.entries]
 
     def halves(self) -> "tuple[Item, ...]":
         middle = len(self.entries) // 2
@@ -69,6 +73,30 @@ class Values(Item):
 
     def record(self) -> dict[str, Any]:
         return {self.kind: list(self.entries)}
+
+
+@dataclass(frozen=True)
+class Together(Item):
+    """Values of several kinds, at most one of each, in one request."""
+
+    parts: "Mapping[str, Values]"
+
+    def send(self, client: "MlflowClient", run_id: str) -> None:
+        client.log_batch(run_id, **{kind: part.entities() for kind, part in self.parts.items()}, synchronous=True)
+
+    def halves(self) -> tuple[Item, ...]:
+        return tuple(self.parts.values())
+
+    def record(self) -> dict[str, Any]:
+        return {kind: list(part.entries) for kind, part in self.parts.items()}
+
+    def joined(self, item: Values) -> "Together | None":
+        """With more values; None where that is more than a request may hold."""
+        entries = [*(self.parts[item.kind].entries if item.kind in self.parts else ()), *item.entries]
+        rest = sum(len(part.entries) for kind, part in self.parts.items() if kind != item.kind)
+        if len(entries) > _most(item.kind) or len(entries) + rest > METRICS_PER_CALL:
+            return None
+        return Together({**self.parts, item.kind: Values(item.kind, entries)})
 
 
 @dataclass(frozen=True)
@@ -149,16 +177,14 @@ class Lane:
     pending: deque[Item] = field(default_factory=deque)
     refused: list[tuple[Item, str]] = field(default_factory=list)
     cause: str | None = None
+    not_before: float = 0.0
     _pause: float = FIRST_PAUSE
-    _not_before: float = 0.0
 
     def put(self, *items: Item) -> None:
         """Adds items and tries to send, unless the store failed a moment ago. Never raises an Exception."""
         self.pending.extend(items)
-        if time.monotonic() >= self._not_before:
+        if time.monotonic() >= self.not_before:
             self._send_all()
-        for item in items if self.pending else ():
-            item.held()
 
     def finish(self) -> None:
         """Tries to send what is left, four times within 4 s; only once if the store hangs instead of answering."""
@@ -194,7 +220,7 @@ class Lane:
                 one_line(error),
             )
         self.cause = one_line(error)
-        self._not_before = time.monotonic() + self._pause
+        self.not_before = time.monotonic() + self._pause
         self._pause = min(2 * self._pause, LONGEST_PAUSE)
 
     def _refuse(self, item: Item, error: Exception) -> None:
@@ -204,14 +230,32 @@ class Lane:
             return
         if not self.refused:
             log.warning("tracking: the store refused a value of run %s (%s)", self.run_id, one_line(error))
-        item.held()
         self.refused.append((item, one_line(error)))
 
 
 def requests(kind: Literal["metrics", "params", "tags"], entries: Sequence[tuple[Any, ...]]) -> list[Values]:
     """Requests within MLflow's limits: 1000 metrics, 100 parameters, 100 tags each."""
-    size = METRICS_PER_CALL if kind == "metrics" else PARAMS_PER_CALL
-    return [Values(kind, part) for part in chunks(entries, size)]
+    return [Values(kind, part) for part in chunks(entries, _most(kind))]
+
+
+def merged(items: Sequence[Item]) -> list[Item]:
+    """The same in fewer requests: neighbouring values are joined within MLflow's limits, and none are divided.
+
+    So a round's metrics stay in one request, and the order of rounds is kept.
+    """
+    found: list[Item] = []
+    for item in items:
+        last = found[-1] if found else None
+        more = last.joined(item) if isinstance(item, Values) and isinstance(last, Together) else None
+        if more is not None:
+            found[-1] = more
+        else:
+            found.append(Together({item.kind: item}) if isinstance(item, Values) else item)
+    return found
+
+
+def _most(kind: str) -> int:
+    return METRICS_PER_CALL if kind == "metrics" else PARAMS_PER_CALL
 
 
 def _is_refusal(item: Item, error: Exception) -> bool:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.errors import CheckpointError
+from fl_lightning.tracking.facts import PARENT_TAG, process_tags
+from fl_lightning.tracking.lifetime import held_back
 from fl_lightning.tracking.location import shown
 from fl_lightning.tracking.orphans import ORPHAN_MESSAGE, mark_orphans, search, this_process
-from fl_lightning.tracking.run import PARENT_TAG, process_tags
 from fl_lightning.tracking.store import connect, explained
 from fl_lightning.tracking.study import Study
 
@@ -59,7 +60,7 @@ def reopen_study(uri: str, parent_run_id: str, sweep_id: str) -> Study:
         TrackingError: the store cannot be used.
     """
     client = connect(uri)
-    with explained(uri):
+    with explained(uri), held_back():
         parent = client.get_run(parent_run_id)
         client.update_run(parent_run_id, status="RUNNING")
         for key, value in {**process_tags(), "resumed": "true"}.items():

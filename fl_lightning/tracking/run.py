@@ -1,40 +1,40 @@
 """One MLflow run, written round by round as an observer of the training."""
 
-import getpass
 import json
-import logging
-import subprocess
+import shutil
+import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping
-from importlib.metadata import PackageNotFoundError, version
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from fl_lightning.tracking.facts import automatic_tags, process_tags, run_name
 from fl_lightning.tracking.interrupted import find, reopen
+from fl_lightning.tracking.lifetime import held_back
 from fl_lightning.tracking.location import shown, sqlite_path
 from fl_lightning.tracking.lost import keep_lost
-from fl_lightning.tracking.orphans import mark_orphans, this_process
-from fl_lightning.tracking.outbox import FINAL_PAUSES, File, Item, Lane, Text, requests
+from fl_lightning.tracking.orphans import mark_orphans
+from fl_lightning.tracking.outbox import FINAL_PAUSES, HANG_SECONDS, File, Item, Text, requests
+from fl_lightning.tracking.sender import LaneName, Sender
 from fl_lightning.tracking.store import connect, ensure_experiment, error_text, explained, one_line
 from fl_lightning.tracking.system import SystemMonitor
-from fl_lightning.tracking.values import PARAMS_FILE, config_sha256, params_of, plain, store_name, tags_of
+from fl_lightning.tracking.values import PARAMS_FILE, params_of, plain, store_name, tags_of
 
 if TYPE_CHECKING:
     from fl_lightning.records import RoundRecord, RunResult
 
-log = logging.getLogger("fl_lightning.tracking")
-
-PARENT_TAG = "mlflow.parentRunId"
+LARGE_FILE_SECONDS = 60.0
+"""How long training waits for a file that is too large to be held in memory."""
 
 
 class RunTracker:
     """Writes one run to MLflow. Use it inside `tracked`, which closes it whatever happens.
 
-    After `start` no fault of the store raises: values wait in memory and are sent again, and what cannot be sent by the
-    end is written to `tracking-lost-<run_id>.json`. A round costs one request (6 ms on a local database).
+    After `start` no fault of the store raises or holds training up: a thread sends, what fails waits in memory and is
+    sent again, and what cannot be sent by the end is written to `tracking-lost-<run_id>.json`.
 
     NaN is stored as NaN, so a run that diverged shows it. MLflow's databases store an infinity as the largest float;
     `children` reads it back as an infinity. A metric that is None was not measured and is not sent.
@@ -57,8 +57,7 @@ class RunTracker:
         self.experiment_id: str | None = None
         self._lost_folder = Path(lost_folder or Path.cwd()).absolute()
         self._client: Any = None
-        self._values: Lane | None = None
-        self._files: Lane | None = None
+        self._sender: Sender | None = None
         self._renamed: dict[str, str] = {}
         self._closed = False
         self._sent_rounds = 0
@@ -90,23 +89,28 @@ class RunTracker:
             TrackingError: the store cannot be used. Nothing has been trained yet.
         """
         config = plain(config)
-        params = params_of(config)
+        flat = params_of(config).whole
         self.experiment_id = ensure_experiment(self.uri, experiment)
         self._client = connect(self.uri)
-        all_tags = {**_automatic_tags(config, params.whole, parent_run_id), **tags_of(tags or {})}
+        all_tags = {**automatic_tags(config, flat, parent_run_id), **tags_of(tags or {})}
         with explained(self.uri):
             if parent_run_id is None:
                 mark_orphans(self._client, self.experiment_id)
-            run = self._client.create_run(self.experiment_id, tags=all_tags, run_name=_run_name(config, params.whole))
-        self.run_id = str(run.info.run_id)
-        self._values, self._files = Lane(self._client, self.run_id), Lane(self._client, self.run_id)
-        self._values.put(*requests("params", list(params.sent.items())))
-        self.set_tags({"checkpoints": str(self.checkpoints)})
+            with held_back():  # whatever the store has opened will be closed
+                run = self._client.create_run(self.experiment_id, tags=all_tags, run_name=run_name(config, flat))
+                self.run_id = str(run.info.run_id)
+                self._sender = Sender(self._client, self.run_id)
+        self._write_config(config)
+        return self.run_id
+
+    def _write_config(self, config: Mapping[str, Any]) -> None:
+        assert self._sender is not None
+        params = params_of(config)
+        self._sender.put("values", *requests("params", list(params.sent.items())))
+        self.set_tags({"checkpoints": str(self.checkpoints), "params_file": PARAMS_FILE if params.cut else None})
         self.log_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "config.yaml")
         if params.cut:
-            self.set_tags({"params_file": PARAMS_FILE})
             self.log_text(params.to_json(), PARAMS_FILE)
-        return self.run_id
 
     @property
     def checkpoints(self) -> Path:
@@ -122,16 +126,25 @@ class RunTracker:
         self._began = found.info.start_time / 1000
         return Path(found.data.tags.get("checkpoints", str(self.checkpoints)))
 
-    def restart(self) -> None:
+    def restart(self, config: Mapping[str, Any]) -> None:
         """Goes on writing a run that `reopen` has found; rounds that are in the store already are not sent again.
+
+        The configuration is written once more: the process may have been killed before it was sent.
 
         Raises:
             TrackingError: the store cannot be used.
         """
         assert self.run_id is not None, "reopen comes first"
-        self._sent_rounds = reopen(self._client, self.uri, self.run_id)
-        self._values, self._files = Lane(self._client, self.run_id), Lane(self._client, self.run_id)
+        with held_back():
+            self._sender = Sender(self._client, self.run_id)
+            self._sent_rounds = reopen(self._client, self.uri, self.run_id)
+        self._write_config(plain(config))
         self.set_tags({**process_tags(), "resumed": "true"})
+
+    def send_again(self, records: "Sequence[RoundRecord]") -> None:
+        """Writes those rounds of a checkpoint that the process was killed before it could send."""
+        for record in records:
+            self.on_round(record)
 
     def on_start(self, info: Mapping[str, Any]) -> None:
         """Adds what is known once data and model exist, each as a tag: partition hash, badge, size of the model.
@@ -144,7 +157,10 @@ class RunTracker:
             self._monitor = SystemMonitor(self._began)
 
     def on_round(self, record: "RoundRecord") -> None:
-        """Writes a round's metrics with step = round. The training loss is seen by a simulator only: `oracle/`."""
+        """Writes a round's metrics with step = round. The training loss is seen by a simulator only: `oracle/`.
+
+        `seconds` comes last, so a store that has it has all of the round; see `reopen`.
+        """
         if record.round <= self._sent_rounds:
             return self.on_each_round()
         measured = {
@@ -153,9 +169,9 @@ class RunTracker:
             "validation_accuracy": record.validation_accuracy,
             "validation_loss": record.validation_loss,
             "oracle/train_loss": record.train_loss,
-            "seconds": record.seconds,
             "epsilon": record.epsilon,
             **record.metrics,
+            "seconds": record.seconds,
         }
         self.log_metrics({key: value for key, value in measured.items() if value is not None}, step=record.round)
         self.on_each_round()
@@ -176,23 +192,38 @@ class RunTracker:
         self._renamed.update({store_name(name): name for name in metrics if store_name(name) != name})
         entries = [(store_name(name), float(value), now, step) for name, value in metrics.items()]
         entries += self._monitor.take() if self._monitor is not None else []
-        self._lane("values").put(*requests("metrics", entries))
+        self._to("values", *requests("metrics", entries))
 
     def set_tags(self, tags: Mapping[str, Any]) -> None:
         """Tags of the run; one that is None is left out."""
-        self._lane("values").put(*requests("tags", list(tags_of(tags).items())))
+        self._to("values", *requests("tags", list(tags_of(tags).items())))
 
     def log_text(self, text: str, path: str) -> None:
         """Stores a text as the artifact `path`."""
-        self._lane("files").put(Text(text, path))
+        self._to("files", Text(text, path))
 
     def log_artifact_file(self, path: str | Path, folder: str | None = None) -> None:
-        """Stores a file or a folder among the artifacts, under `folder`; the path may be gone afterwards."""
-        self._lane("files").put(File(Path(path).absolute(), folder))
+        """Stores a file or a folder among the artifacts, under `folder`; the path may be gone afterwards.
+
+        One that is too large to wait in memory (`HOLD_LIMIT`) is waited for.
+        """
+        file = File(Path(path).absolute(), folder)
+        self._to("files", file)
+        if file.content is None and self._sender is not None:
+            self._sender.drain(LARGE_FILE_SECONDS)
 
     def log_item(self, item: Item) -> None:
         """Stores what else belongs to the run, such as a `FinalModel` or a `DataInput`."""
-        self._lane("files").put(item)
+        self._to("files", item)
+
+    def send_now(self) -> None:
+        """Lets what was written be sent without waiting for more, as beside a checkpoint; returns at once."""
+        if self._sender is not None:
+            self._sender.now()
+
+    def flush(self, seconds: float = 30.0) -> bool:
+        """Waits until an attempt was made to send all that was written; False if that takes longer."""
+        return self._sender is None or self._sender.drain(seconds)
 
     def finish(self, status: str = "FINISHED", error: BaseException | None = None) -> None:
         """Sends what is left and closes the run. The first call counts; before `start` it does nothing.
@@ -214,71 +245,42 @@ class RunTracker:
             self.set_tags({"error": error_text(error)})
             if status == "FAILED":
                 self.log_text("".join(traceback.format_exception(error)), "error.txt")
-        lanes = [self._lane("values"), self._lane("files")]
-        lanes[0].finish()
-        failure = self._close(status, patient=not lanes[0].pending)
-        lanes[1].finish()
-        if failure or any(lane.pending or lane.refused for lane in lanes):
+        assert self._sender is not None
+        answers = self._sender.stop()
+        values, files = self._sender.lanes["values"], self._sender.lanes["files"]
+        if answers:
+            values.finish()
+            files.put()  # a sweep takes the result from a finished run
+        failure = self._close(status, patient=answers and not values.pending)
+        if answers:
+            files.finish()
+        if failure or any(lane.pending or lane.refused for lane in (values, files)):
             facts = {"run_id": self.run_id, "uri": shown(self.uri), "status": status}
-            keep_lost(self._lost_folder, facts, failure, lanes)
+            keep_lost(self._lost_folder, facts, failure, [values, files])
+        elif status == "FINISHED":
+            shutil.rmtree(self.checkpoints, ignore_errors=True)  # nothing is left to resume
 
-    def _lane(self, name: str) -> Lane:
-        lane = self._values if name == "values" else self._files
-        if lane is None:
+    def _to(self, lane: LaneName, *items: Item) -> None:
+        if self._sender is None:
             raise RuntimeError("RunTracker.start comes first")
-        return lane
+        self._sender.put(lane, *items)
 
     def _close(self, status: str, *, patient: bool) -> str | None:
         """Sets the final status; the cause if the store would not take it, in several attempts or only one."""
-        cause = None
+        cause: list[str] = []
         for pause in (0.0, *FINAL_PAUSES) if patient else (0.0,):
             time.sleep(pause)
-            try:
-                self._client.set_terminated(self.run_id, status)
-                return None
-            except Exception as error:  # a fault of the store: reported by the caller
-                cause = one_line(error)
-        return cause
+            cause = ["the store does not answer"]
+            attempt = threading.Thread(target=self._set_status, args=(status, cause), daemon=True)
+            attempt.start()
+            attempt.join(HANG_SECONDS)
+            if not cause or attempt.is_alive():
+                break
+        return cause[0] if cause else None
 
-
-def _run_name(config: Mapping[str, Any], flat: Mapping[str, Any]) -> str:
-    """For example "fedsam-s42-1a2b": algorithm, seed, start of the configuration's hash."""
-    return f"{flat.get('algorithm.name', 'run')}-s{flat.get('seed', '')}-{config_sha256(config)[:4]}"
-
-
-def _automatic_tags(config: Mapping[str, Any], flat: Mapping[str, Any], parent_run_id: str | None) -> dict[str, str]:
-    commit = _git_commit()
-    return process_tags() | tags_of(
-        {
-            "algorithm": flat.get("algorithm.name"),
-            "seed": flat.get("seed"),
-            "engine": flat.get("engine.kind"),
-            "config_sha256": config_sha256(config),
-            "git_commit": commit,
-            "mlflow.source.git.commit": commit,
-            "kind": "trial" if parent_run_id else "run",
-            PARENT_TAG: parent_run_id,
-        }
-    )
-
-
-def process_tags() -> dict[str, str]:
-    """Who writes: host and process (see `orphans`), user, version of this package."""
-    try:
-        package = version("fl-lightning")
-    except PackageNotFoundError:
-        package = "not installed"
-    try:
-        user = getpass.getuser()
-    except (OSError, KeyError):  # a container's user without a name
-        user = "unknown"
-    named = {"mlflow.user": user, "mlflow.source.name": "fl-lightning", "mlflow.source.type": "LOCAL"}
-    return {**this_process().tags(), **named, "fl_lightning_version": package}
-
-
-def _git_commit() -> str | None:
-    try:
-        found = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, timeout=10)
-    except (OSError, subprocess.TimeoutExpired):
-        return None
-    return found.stdout.strip() if found.returncode == 0 else None
+    def _set_status(self, status: str, cause: list[str]) -> None:
+        try:
+            self._client.set_terminated(self.run_id, status)
+            cause.clear()
+        except Exception as error:  # a fault of the store: reported by the caller
+            cause[:] = [one_line(error)]

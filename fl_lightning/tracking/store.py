@@ -9,6 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.errors import TrackingError
+from fl_lightning.tracking.answers import check_answers
 from fl_lightning.tracking.location import artifact_root, shown, sqlite_path
 
 if TYPE_CHECKING:
@@ -17,8 +18,8 @@ if TYPE_CHECKING:
 LOCK_SECONDS = 300.0
 """How long a process waits for another one that is creating the same SQLite store (about 2 s on a laptop)."""
 
-BUSY_SECONDS = 20.0
-"""How long to wait for a SQLite database that another program has locked; MLflow's own figure."""
+BUSY_SECONDS = 10.0
+"""How long to wait for a SQLite database that another program has locked; one that is in use is free in a moment."""
 
 EXPERIMENT_TAGS = {"mlflow.experimentKind": "custom_model_development"}
 """MLflow's pages then open on the runs, not on the traces of language models."""
@@ -54,11 +55,11 @@ def connect(uri: str) -> "MlflowClient":
     step is done under a lock file beside the database.
 
     Raises:
-        TrackingError: the file cannot be opened or is no database of this MLflow version; a server is only contacted
-            by the first call.
+        TrackingError: the file cannot be opened or is no database of this MLflow version; a server does not answer.
     """
     mlflow = import_mlflow()
     with explained(uri):
+        check_answers(uri)
         if sqlite_path(uri) is not None:
             # Costs 0.7 s: done before the lock is taken, so that starts do not queue for it.
             import_module("mlflow.store.tracking.sqlalchemy_store")

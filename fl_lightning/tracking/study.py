@@ -6,16 +6,17 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.errors import TrackingError
+from fl_lightning.tracking.facts import PARENT_TAG, process_tags
+from fl_lightning.tracking.lifetime import held_back
 from fl_lightning.tracking.location import shown, sqlite_path
 from fl_lightning.tracking.orphans import mark_orphans, search
 from fl_lightning.tracking.outbox import requests
-from fl_lightning.tracking.run import PARENT_TAG, process_tags
 from fl_lightning.tracking.store import connect, ensure_experiment, error_text, explained
 from fl_lightning.tracking.values import as_text, store_name, tags_of
 
@@ -71,23 +72,37 @@ class ChildRun:
 
 
 def open_study(
-    uri: str, experiment: str, sweep_id: str, *, name: str | None = None, tags: Mapping[str, Any] | None = None
+    uri: str,
+    experiment: str,
+    sweep_id: str,
+    *,
+    name: str | None = None,
+    tags: Mapping[str, Any] | None = None,
+    keep: Callable[[Study], None] = lambda study: None,
 ) -> Study:
     """Creates the parent run of a sweep (tags `kind=sweep`, `sweep_id`) and closes orphans of this host first.
+
+    `keep` stores what must be there before anything can stop the sweep; if it fails or a signal comes, the run ends.
 
     Raises:
         TrackingError: the store cannot be used.
     """
     experiment_id = ensure_experiment(uri, experiment)
     client = connect(uri)
-    with explained(uri):
-        mark_orphans(client, experiment_id)
-        run = client.create_run(
-            experiment_id,
-            tags={**process_tags(), "kind": "sweep", "sweep_id": sweep_id, **tags_of(tags or {})},
-            run_name=name or f"sweep-{sweep_id}",
-        )
-    return Study(uri, experiment_id, str(run.info.run_id), sweep_id)
+    all_tags = {**process_tags(), "kind": "sweep", "sweep_id": sweep_id, **tags_of(tags or {})}
+    opened: Study | None = None
+    try:
+        with explained(uri):
+            mark_orphans(client, experiment_id)
+            with held_back():  # whatever the store has opened will be closed
+                run = client.create_run(experiment_id, tags=all_tags, run_name=name or f"sweep-{sweep_id}")
+                opened = Study(uri, experiment_id, str(run.info.run_id), sweep_id)
+                keep(opened)
+        return opened
+    except BaseException as error:
+        if opened is not None:
+            opened.finish("FAILED" if isinstance(error, Exception) else "KILLED", error)
+        raise
 
 
 def close_parent(
@@ -137,6 +152,8 @@ def find_parent(uri: str, experiment: str | None, sweep_id: str) -> str:
         else:
             named = client.get_experiment_by_name(experiment)
             ids = [named.experiment_id] if named else []
+        for each in ids:
+            mark_orphans(client, each)
         sweeps = {run.data.tags["sweep_id"]: run.info.run_id for run in _sweeps(client, ids)}
     if sweep_id not in sweeps:
         known = ", ".join(list(sweeps)[-5:]) or "none"
@@ -168,6 +185,8 @@ def read_runs(uri: str, run_ids: Sequence[str], *, history: Iterable[str] = ("te
     client, names, found = connect(uri), tuple(history), []
     with explained(uri):
         ids = [experiment.experiment_id for experiment in client.search_experiments()]
+        for each in ids:
+            mark_orphans(client, each)
         for run_id in run_ids:
             alike = list(search(client, ids, f"attributes.run_id LIKE '{run_id}%'")) if run_id.isalnum() else []
             if len(alike) != 1:
