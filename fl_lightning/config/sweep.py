@@ -7,13 +7,16 @@ seeds: [42, 43]
 overrides: [algorithm=fedsam, partition=dirichlet]
 """
 
+import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
 from fl_lightning.config.axis import Axis, read_axis
+from fl_lightning.config.cluster import RayConfig, SharedFolder, cluster_faults
 from fl_lightning.config.defaults import TAG_OF_SECTION
 from fl_lightning.config.faults import Fault, InvalidConfig
 from fl_lightning.config.index import all_keys, is_open_key, key_names
@@ -32,7 +35,7 @@ class Resources(Section):
     """What one trial reserves; fractions let trials share a device."""
 
     cpu: Positive = Field(default=1.0, description="CPU cores per trial")
-    gpu: NonNegative = Field(default=0.0, description="GPUs per trial")
+    gpu: NonNegative = Field(default=0.0, description="GPUs per trial; 0.5: two trials share one")
 
 
 COSTLESS = ("algorithm.local.", "algorithm.aggregate.", "model.")
@@ -88,10 +91,18 @@ class SweepConfig(Section):
         default=False, description="leave out private cells whose plan says that noise buries the signal"
     )
     max_concurrent: Count | None = Field(default=None, description="trials at a time; null: what fits")
-    max_retries: Retries = Field(
-        default=0, description="retries of a trial whose process crashed, from its last checkpoint"
+    max_retries: Retries | None = Field(
+        default=None,
+        description="retries of a trial whose process crashed or whose node was lost, from its last checkpoint; null: "
+        "2 on a cluster of several nodes, else 0",
     )
     resources: Resources = Field(default=Resources(), description="what one trial reserves")
+    storage: SharedFolder | None = Field(
+        default=None,
+        description="folder of the trials' files and checkpoints, seen by every node of a cluster; null: mlruns/sweeps "
+        "in the start folder, checkpoints beside a SQLite store or in mlruns/checkpoints",
+    )
+    ray: RayConfig = Field(default=RayConfig(), description="where the trials run; on the command line ray.KEY")
     metric: Name = Field(default="test_accuracy", description="what makes a trial the best")
     mode: Literal["max", "min"] = Field(default="max", description="whether more of the metric is better")
 
@@ -103,8 +114,10 @@ class SweepConfig(Section):
         try:
             super().__init__(**raw)
         except ValidationError as error:
-            raise InvalidConfig(translate(error, SweepConfig, raw, prefix="sweep.")) from None
-        if faults := [*_sweep_faults(self), *search_faults(self), *_selection_faults(self), *_settings_faults(self)]:
+            faults = translate(error, SweepConfig, raw, prefix="sweep.")
+            raise InvalidConfig([replace(item, key=re.sub(r"^sweep\.ray\b", "ray", item.key)) for item in faults]) from None
+        checks = (_sweep_faults, search_faults, cluster_faults, _selection_faults, _settings_faults)
+        if faults := [fault for check in checks for fault in check(self)]:
             raise InvalidConfig(faults)
 
     @property
@@ -192,7 +205,8 @@ def load_sweep(arguments: Sequence[str], *, config_dir: Path | str | None = None
     """Reads the arguments of `fl-lightning sweep`.
 
     `sweep=NAME` takes conf/sweep/NAME.yaml (or the user's), `sweep=path/to/file.yaml` a file from the start folder,
-    `sweep.KEY=value` changes a field of it. Everything else overrides the run that all trials start from.
+    `sweep.KEY=value` changes a field of it, `ray.KEY=value` says where it runs. Everything else overrides the run that
+    all trials start from.
 
     Returns:
         The sweep, and the overrides of the run: the file's own, then the command line's.
@@ -201,9 +215,9 @@ def load_sweep(arguments: Sequence[str], *, config_dir: Path | str | None = None
         ConfigError: no such sweep, a fault in it, or an override that the sweep's own axes or seeds would replace.
     """
     own_presets = user_folder(config_dir) if config_dir is not None else None
-    base = [item for item in arguments if not item.startswith(("sweep=", "sweep."))]
+    base = [item for item in arguments if not item.startswith(("sweep=", "sweep.", "ray."))]
     names = [item.removeprefix("sweep=") for item in arguments if item.startswith("sweep=")]
-    changes = [item.removeprefix("sweep.") for item in arguments if item.startswith("sweep.")]
+    changes = [item.removeprefix("sweep.") for item in arguments if item.startswith(("sweep.", "ray."))]
     raw: dict[str, Any] = {}
     if names:
         file = _sweep_file(names[-1], own_presets)
@@ -234,17 +248,18 @@ def _apply(raw: dict[str, Any], change: str) -> None:
     """Sets `KEY=value` in a raw sweep; the dots after `space.` and after `settings.ALGORITHM.` belong to one key."""
     key, equals, text = change.partition("=")
     path = key.split(".", maxsplit={"space": 1, "settings": 2}.get(key.partition(".")[0], -1))
+    prefix = "" if path[0] == "ray" else "sweep."
     if not equals or not all(path):
-        raise ConfigError(f"sweep.{change}: needs the form sweep.KEY=value, for example sweep.seeds=[42,43]")
+        raise ConfigError(f"{prefix}{change}: needs the form {prefix or 'ray.'}KEY=value, for example sweep.seeds=[42,43]")
     if path[0] not in ("space", "settings") and key not in key_names(SweepConfig):
-        raise InvalidConfig([Fault(f"sweep.{key}", unknown_key(SweepConfig, key, {}, prefix="sweep.").rule)])
+        raise InvalidConfig([Fault(prefix + key, unknown_key(SweepConfig, key, {}, prefix=prefix).rule)])
     literal = any(item.is_text for item in all_keys(SweepConfig) if item.name == key)
     place = raw
     for part in path[:-1]:
         place = place.setdefault(part, {})
         if not isinstance(place, dict):
-            raise InvalidConfig([Fault(f"sweep.{part}", "needs to be a mapping", place)])
-    place[path[-1]] = parse_value(f"sweep.{key}", text, literal=literal)
+            raise InvalidConfig([Fault(prefix + part, "needs to be a mapping", place)])
+    place[path[-1]] = parse_value(prefix + key, text, literal=literal)
 
 
 def _refuse_replaced(sweep: SweepConfig, overrides: Sequence[str]) -> None:
