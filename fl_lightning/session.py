@@ -47,6 +47,7 @@ def run(
     observers: Sequence[Observer] = (),
     parent_run_id: str | None = None,
     tags: Mapping[str, Any] | None = None,
+    checkpoints: Path | None = None,
 ) -> RunResult:
     """Trains one federation and records it.
 
@@ -58,6 +59,7 @@ def run(
         observers: watch the run; called in order after tracking.
         parent_run_id: the MLflow run of the sweep this run is a trial of.
         tags: more MLflow tags.
+        checkpoints: gets the run's folder of checkpoints; None: `RunTracker.checkpoints`.
 
     Returns:
         The result; `result.to_dict()` is the JSON of `fl-lightning run --output`.
@@ -73,7 +75,8 @@ def run(
     """
     with _one_thread():
         prepared = prepare(config)
-        tracker = RunTracker(resolve_uri(config.tracking.uri)) if config.tracking.enabled else None
+        uri = resolve_uri(config.tracking.uri) if config.tracking.enabled else None
+        tracker = RunTracker(uri, checkpoints=checkpoints) if uri is not None else None
         if tracker is not None:
             tracker.start(
                 config.to_dict(),

@@ -100,8 +100,8 @@ def check_answers(cluster: Cluster) -> None:
 def use_token() -> None:
     """Shows the cluster this user's token, if there is one.
 
-    `ray start` demands a token as soon as one exists (a local Ray has made it once), yet a program that joins sends none
-    unless it is told to.
+    `ray start` demands a token as soon as one exists (a local Ray has made it once), yet a program that joins sends
+    none unless it is told to.
     """
     if "RAY_AUTH_MODE" in os.environ:
         return
@@ -110,7 +110,7 @@ def use_token() -> None:
         return
     os.environ["RAY_AUTH_MODE"] = "token"
     if "ray" in sys.modules:  # it has read its settings already
-        from ray._raylet import Config
+        from ray._raylet import Config  # type: ignore[attr-defined]
 
         Config.initialize("")
 

@@ -1,4 +1,4 @@
-"""Ray for the length of a sweep: one of its own, on this machine's loopback address and gone afterwards, or a cluster."""
+"""Ray for the length of a sweep: its own, on the loopback address and gone afterwards, or a cluster that goes on."""
 
 import logging
 import os

@@ -1,6 +1,7 @@
 """One trial: a federation in a worker process of Ray Tune, the very same run as `fl-lightning run` would do."""
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -28,6 +29,8 @@ def tune_trial(config: dict[str, Any], plan: Plan) -> None:
     """
     from ray import tune
 
+    if plan.start is not None and plan.start.is_dir():
+        os.chdir(plan.start)
     sampled = sampled_of(config)
     trial_id = sampled[ID]
     try:
@@ -83,7 +86,13 @@ def run_trial(
         return resume(earlier, uri=uri, observers=observers)
     point = plan.point(sampled)
     tags = tags_of(plan, point, trial_id)
-    return run(point.config, observers=observers, parent_run_id=plan.parent_run_id, tags=tags)
+    return run(
+        point.config,
+        observers=observers,
+        parent_run_id=plan.parent_run_id,
+        tags=tags,
+        checkpoints=plan.checkpoints,
+    )
 
 
 def has_checkpoint(uri: str, run_id: str) -> bool:

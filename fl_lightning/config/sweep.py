@@ -115,7 +115,9 @@ class SweepConfig(Section):
             super().__init__(**raw)
         except ValidationError as error:
             faults = translate(error, SweepConfig, raw, prefix="sweep.")
-            raise InvalidConfig([replace(item, key=re.sub(r"^sweep\.ray\b", "ray", item.key)) for item in faults]) from None
+            raise InvalidConfig(
+                [replace(item, key=re.sub(r"^sweep\.ray\b", "ray", item.key)) for item in faults]
+            ) from None
         checks = (_sweep_faults, search_faults, cluster_faults, _selection_faults, _settings_faults)
         if faults := [fault for check in checks for fault in check(self)]:
             raise InvalidConfig(faults)
@@ -238,6 +240,18 @@ def load_sweep(arguments: Sequence[str], *, config_dir: Path | str | None = None
     return sweep, overrides
 
 
+def load_ray(arguments: Sequence[str]) -> RayConfig | None:
+    """The `ray.KEY=value` of a command line alone; None where there is none.
+
+    Raises:
+        ConfigError: no such key, or a fault in it.
+    """
+    raw: dict[str, Any] = {}
+    for argument in arguments:
+        _apply(raw, argument)
+    return SweepConfig(**raw).ray if raw else None
+
+
 def _sweep_file(name: str, own_presets: Path | None) -> Path:
     if name.endswith((".yaml", ".yml")) or "/" in name:
         return to_path(name)
@@ -250,7 +264,9 @@ def _apply(raw: dict[str, Any], change: str) -> None:
     path = key.split(".", maxsplit={"space": 1, "settings": 2}.get(key.partition(".")[0], -1))
     prefix = "" if path[0] == "ray" else "sweep."
     if not equals or not all(path):
-        raise ConfigError(f"{prefix}{change}: needs the form {prefix or 'ray.'}KEY=value, for example sweep.seeds=[42,43]")
+        raise ConfigError(
+            f"{prefix}{change}: needs the form {prefix or 'ray.'}KEY=value, for example sweep.seeds=[42,43]"
+        )
     if path[0] not in ("space", "settings") and key not in key_names(SweepConfig):
         raise InvalidConfig([Fault(prefix + key, unknown_key(SweepConfig, key, {}, prefix=prefix).rule)])
     literal = any(item.is_text for item in all_keys(SweepConfig) if item.name == key)
