@@ -148,7 +148,7 @@ def differences(here: Mapping[str, Any], answers: Mapping[str, Mapping[str, Any]
 
 REMEDIES = {
     "sweep.storage": "set sweep.storage to a folder that all nodes have mounted at the same place",
-    "tracking.uri": "set it to an MLflow server, http://HOST:PORT, or keep the SQLite store in a folder that all nodes have mounted",
+    "tracking.uri": "set it to an MLflow server, http://HOST:PORT, or to a folder that all nodes have mounted",
     "tracking.experiment": "its runs keep their files there: use a server that serves artifacts, or another experiment",
     CHECKPOINTS: "set sweep.storage to a folder that all nodes have mounted at the same place",
 }

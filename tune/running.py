@@ -138,9 +138,14 @@ def _name(trial: Any) -> str:
 def _trial(plan: Plan, result: Any) -> Trial:
     """A trial from what Ray Tune has of it; a worker that died without a word is described by Ray's own error."""
     metrics = result.metrics or {}
-    outcome = json.loads(metrics[OUTCOME]) if OUTCOME in metrics else loss_of(result.error)
+    outcome = json.loads(metrics[OUTCOME]) if OUTCOME in metrics else loss_of(result.error, _node(metrics))
     run_id = outcome.get("run_id") or metrics.get("run_id")
     return trial_of(plan, sampled_of(result.config), {**outcome, "run_id": run_id})
+
+
+def _node(metrics: Mapping[str, Any]) -> str | None:
+    """The node of a trial's last report, as Ray Tune notes it."""
+    return f"{metrics['node_ip']}, {metrics['hostname']}" if "node_ip" in metrics and "hostname" in metrics else None
 
 
 def trial_of(plan: Plan, sampled: Sampled, outcome: Mapping[str, Any]) -> Trial:

@@ -77,11 +77,38 @@ def ray_session(address: str | None = None) -> Iterator[Any]:
             raise ConfigError(
                 f"{cluster.given}: this process is in another Ray already; leave it with ray.shutdown() before"
             )
-        yield ray
+        with _briefly(ray):
+            yield ray
     finally:
         if ours:
             ray.shutdown()
         log.setLevel(level)
+
+
+@contextmanager
+def _briefly(ray: Any) -> Iterator[None]:
+    """Ray's own words on a lost node or process, one line of each on standard error.
+
+    It would print them to standard output, and with a lost node the last twenty lines of its log.
+    """
+    place, name, said = ray._private.worker, "print_to_stdstream", set[str]()
+    if not hasattr(place, name):
+        yield
+        return
+
+    def say(data: Mapping[str, Any], **ignored: Any) -> None:
+        for text in data.get("lines", ()):
+            line = " ".join(text.split("Possible reasons")[0].split())[:200]
+            if line not in said:
+                said.add(line)
+                print(f"ray: {line}", file=sys.stderr, flush=True)
+
+    before = getattr(place, name)
+    setattr(place, name, say)
+    try:
+        yield
+    finally:
+        setattr(place, name, before)
 
 
 def _start(ray: Any, cluster: Cluster | None) -> None:

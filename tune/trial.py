@@ -20,6 +20,9 @@ OUTCOME = "outcome"
 WORKER_LOST = "the worker process ended unexpectedly: it was killed, often for want of memory, or it crashed"
 
 
+NODE_LOST = "the node that ran it was lost: the machine, its network or Ray on it went down"
+
+
 def tune_trial(config: dict[str, Any], plan: Plan) -> None:
     """The function that Ray Tune runs in a worker; reports every round, then the outcome.
 
@@ -199,12 +202,15 @@ def failure_of(error: BaseException) -> dict[str, Any]:
     return {"status": "failed", "error": {"type": type(error).__name__, "message": str(error) or repr(error)}}
 
 
-def loss_of(error: BaseException | None) -> dict[str, Any]:
-    """What the sweep keeps of a trial that ended without a word, from Ray's own error."""
-    from ray.exceptions import RayActorError, RayTaskError
+def loss_of(error: BaseException | None, node: str | None = None) -> dict[str, Any]:
+    """What the sweep keeps of a trial that ended without a word, from Ray's own error and the node it last ran on."""
+    from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
     if isinstance(error, RayTaskError):  # raised before or after our function, by the start of the worker, say
         return failure_of(error.cause)
+    if isinstance(error, ActorUnavailableError) or "node has died" in str(error):
+        message = NODE_LOST + (f" ({node})" if node else "")
+        return {"status": "failed", "error": {"type": "NodeLost", "message": message}}
     if error is None or isinstance(error, RayActorError):
         kind = "WorkerLost" if error is None else type(error).__name__
         return {"status": "failed", "error": {"type": kind, "message": WORKER_LOST}}
