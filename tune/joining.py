@@ -18,6 +18,9 @@ LEFT_BY_RAY = "ray_current_cluster"
 PATIENCE = 5.0
 """How long the head node may take to accept a connection, in seconds."""
 
+SETTINGS = b"\x04"
+PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + b"\x00\x00\x00" + SETTINGS + b"\x00" * 5
+
 OWN = "ray.address=null runs the sweep on this machine"
 
 
@@ -81,15 +84,22 @@ def ray_folder() -> Path:
 
 
 def check_answers(cluster: Cluster) -> None:
-    """Refuses a cluster whose head node takes no connection, before Ray tries it for minutes.
+    """Refuses an address at which no head node answers, before Ray tries it for minutes.
+
+    Ray speaks gRPC, whose servers greet with a SETTINGS frame of HTTP/2 (RFC 9113, section 3.4).
 
     Raises:
         ConfigError: nothing answers.
     """
     match = re.fullmatch(r"\[?([^\]]+?)\]?:(\d+)", cluster.address)
     host, port = (match[1], int(match[2])) if match else (cluster.address, 0)
+    secured = os.environ.get("RAY_USE_TLS", "0") not in ("0", "")
     try:
-        socket.create_connection((host, port), timeout=PATIENCE).close()
+        with socket.create_connection((host, port), timeout=PATIENCE) as connection:
+            connection.sendall(PREFACE)
+            greeting = connection.recv(9)
+        if not secured and greeting[3:4] != SETTINGS:
+            raise OSError(None, "what answers there is no Ray cluster")
     except OSError as error:
         raise ConfigError(
             f"{cluster.given}: no Ray cluster answers at {cluster.address} ({error.strerror or error}); check with "
