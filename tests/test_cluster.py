@@ -52,7 +52,7 @@ def test_a_joined_sweep_has_the_bits_of_runs_alone_and_leaves_the_cluster_runnin
     storage = tmp_path / "shared"
     code, out, err = swept(
         tmp_path, nodes.environment, "sweep=mine.yaml", f"ray.address={nodes.address}", "sweep.storage=shared",
-        "--output", "o.json",
+        "sweep.seeds=[3]", "--output", "o.json",
     )  # fmt: skip
     assert code == 0, err
     assert "note: 1 GPU(s) are idle" in out and err == ""
@@ -76,7 +76,7 @@ def test_a_joined_sweep_has_the_bits_of_runs_alone_and_leaves_the_cluster_runnin
 
 CASES = """
 import json, os, sys
-from fl_lightning import ConfigError, RunConfig
+from fl_lightning import FLError, RunConfig
 from fl_lightning.config import SweepConfig
 from tune.nodes import check_nodes
 from tune.session import check_resources, ray_session
@@ -84,7 +84,7 @@ from tune.session import check_resources, ray_session
 def said(check):
     try:
         return check()
-    except ConfigError as error:
+    except FLError as error:
         return f"{type(error).__name__}: {error}"
 
 private, digits = "/proc/self/cwd", [RunConfig()]
