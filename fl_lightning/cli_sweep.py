@@ -58,6 +58,7 @@ def sweep(
     sweep=NAME or sweep=FILE.yaml says what varies, sweep.KEY=VALUE changes it; other arguments change the run that all
     trials start from. Every value is checked before the first trial starts, and every private cell's plan is shown:
     its promise, and whether it can learn. Private runs of different promises or budgets share no table and no figure.
+    ray.address=auto runs the trials on a Ray cluster, whose nodes are looked at before.
     --resume repeats no finished trial, goes on with the others from their last round and tries failed ones again; of a
     sweep with nothing left to do it shows the table again. Exit code 1 if a trial failed.
     """

@@ -57,11 +57,11 @@ class Nodes:
             )
         wait_for(lambda: b"Ray runtime started" in log.read_bytes(), lambda: log.read_text(errors="replace"))
 
-    def start_second(self) -> None:
-        """Adds the second node, or adds it again; it has a GPU that is only a number."""
+    def start_second(self, **more: str) -> None:
+        """Adds the second node, or adds it again if it has ended; it has a GPU that is only a number."""
         if "second" in self.processes and self.processes["second"].poll() is None:
             return
-        self.start("second", f"--address={self.address}", "--num-gpus=1", RAY_AUTH_MODE="token")
+        self.start("second", f"--address={self.address}", "--num-gpus=1", RAY_AUTH_MODE="token", **more)
 
     def raylet(self, name: str) -> int:
         """The process number of a node's raylet, whose end is the end of the node."""
@@ -74,6 +74,8 @@ class Nodes:
     def kill(self, name: str) -> None:
         """SIGKILL for a node's raylet; its workers end by themselves."""
         os.kill(self.raylet(name), signal.SIGKILL)
+        process = self.processes[name]
+        wait_for(lambda: process.poll() is not None, lambda: f"the node {name} goes on")
 
     def stop(self) -> None:
         """Ends every process that was started, whatever state it is in."""

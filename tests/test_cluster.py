@@ -16,9 +16,10 @@ from typing import Any
 import pytest
 import yaml
 from clusters import Nodes, descendants, hashes, sweep_process, swept, two_nodes, under_way, wait_for
+from test_tracking_server import free_port, wait_until_healthy
 
 from fl_lightning import load_config, run
-from fl_lightning.tracking import children, connect
+from fl_lightning.tracking import children, connect, ui_command, ui_environment
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 
@@ -128,6 +129,40 @@ def test_what_nodes_do_not_share_is_refused_by_name_before_anything_is_written(n
     assert said["gpu"].startswith("ConfigError: sweep.resources.gpu=2: of 2 nodes none has more than 1")
     assert said["cpu"].startswith("ConfigError: sweep.resources.cpu=2: of 2 nodes none has more than 1")
     assert said["half"] == [] and said["left"] == ["mine.npz"]
+
+
+@pytest.mark.slow
+def test_a_tracking_server_must_answer_every_node(cluster: Nodes, tmp_path: Path) -> None:
+    """The second node is behind a proxy that nobody runs, so it alone does not reach the server."""
+    write_sweep(tmp_path, rounds=1)
+    port = free_port()
+    command = ui_command(f"sqlite:///{tmp_path}/server/mlflow.db", port)
+    (tmp_path / "server").mkdir()
+    server = subprocess.Popen(command, env=ui_environment(), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    uri = f"http://127.0.0.1:{port}"
+    arguments = ("sweep=mine.yaml", "sweep.seeds=[1]", f"ray.address={cluster.address}", f"tracking.uri={uri}")
+    try:
+        wait_until_healthy(server, uri)
+        cluster.start_second()
+        cluster.kill("second")
+        cluster.start_second(http_proxy="http://127.0.0.1:9")
+        try:
+            code, _, err = swept(tmp_path, cluster.environment, *arguments)
+        finally:
+            cluster.kill("second")
+        assert code == 2 and "each node takes that address for itself" in err, err
+        assert err.startswith("error: node ") and f"tracking.uri={uri} cannot be used" in err
+        assert not (tmp_path / "mlruns").exists()
+        cluster.start_second()
+        code, _, err = swept(tmp_path, cluster.environment, *arguments, "--output", "o.json")
+        assert code == 0, err
+        result = json.loads((tmp_path / "o.json").read_text())
+        for child in children(uri, result["parent_run_id"]):
+            assert child.tags["checkpoints"] == str(tmp_path / "mlruns" / "checkpoints" / child.run_id)
+            assert (tmp_path / "mlruns" / "checkpoints" / child.run_id / "latest.json").is_file()
+    finally:
+        server.terminate()
+        server.wait()
 
 
 def interrupted(nodes: Nodes, folder: Path, *more: str) -> tuple[int, str]:

@@ -81,9 +81,13 @@ def check_nodes(ray: Any, sweep: SweepConfig, configs: Sequence[RunConfig], uri:
             folders["tracking.uri"] = database.parent
         else:
             opened = uri  # a SQLite file would be made by the first who opens it
-        if (artifacts := artifact_folder(uri, configs[0].tracking.experiment)) is not None:
-            folders["tracking.experiment"] = artifacts
-        folders[CHECKPOINTS] = checkpoints_folder(sweep, uri) or folders["sweep.storage"]
+        kept = {
+            "tracking.experiment": artifact_folder(uri, configs[0].tracking.experiment),
+            CHECKPOINTS: checkpoints_folder(sweep, uri),
+        }
+        for key, folder in kept.items():
+            if folder is not None and not any(folder.is_relative_to(other) for other in folders.values()):
+                folders[key] = folder
     with tokens(folders) as placed:
         paths = {key: [str(path) for path in found] for key, found in needed_paths(configs).items()}
         request = {"tokens": placed, "paths": paths, "uri": opened, "packages": PACKAGES}
