@@ -16,6 +16,7 @@ Examples:
   fl-lightning sweep sweep=rho data=fashion_mnist fl.rounds=50 sweep.seeds=[42,43,44]
   fl-lightning sweep sweep=my_sweep.yaml sweep.resources.cpu=2 --output table.json
   fl-lightning sweep sweep=iso_budget privacy.target_epsilon=2 sweep.skip_hopeless=true
+  fl-lightning sweep sweep=rho ray.address=auto sweep.storage=/shared/me sweep.resources.gpu=0.5
   fl-lightning sweep --resume 3f2a1b0c --output table.json
 
 \b
@@ -57,19 +58,23 @@ def sweep(
     sweep=NAME or sweep=FILE.yaml says what varies, sweep.KEY=VALUE changes it; other arguments change the run that all
     trials start from. Every value is checked before the first trial starts, and every private cell's plan is shown:
     its promise, and whether it can learn. Private runs of different promises or budgets share no table and no figure.
+    ray.address=auto runs the trials on a Ray cluster, whose nodes are looked at before.
     --resume repeats no finished trial, goes on with the others from their last round and tries failed ones again; of a
     sweep with nothing left to do it shows the table again. Exit code 1 if a trial failed.
     """
     file = check_output(output)
     if resume is not None:
-        given = [*(overrides or []), *(["--config"] if config_file else []), *(["--config-dir"] if config_dir else [])]
+        places = [item for item in overrides or [] if item.startswith("ray.")]
+        others = [item for item in overrides or [] if item not in places]
+        given = [*others, *(["--config"] if config_file else []), *(["--config-dir"] if config_dir else [])]
         if given:
             raise ConfigError(
                 f"{given[0]}: would be ignored with --resume, for the sweep goes on as it began; remove it"
             )
+        from fl_lightning.config import load_ray
         from tune.resuming import resume_sweep
 
-        result = resume_sweep(resume, uri=uri, quiet=quiet)
+        result = resume_sweep(resume, uri=uri, ray_config=load_ray(places), quiet=quiet)
     else:
         if uri is not None:
             raise ConfigError(f"--uri={uri}: would be ignored without --resume; set tracking.uri={uri}")

@@ -1,13 +1,10 @@
 """One run from its configuration to its result: `fl-lightning run`, a sweep's trial and the Python API are this."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from fl_lightning.analysis.norms import ClippingLab
 from fl_lightning.artifacts import (
@@ -36,6 +33,7 @@ from fl_lightning.privacy import Ledger, summary
 from fl_lightning.privacy.readings import readings
 from fl_lightning.records import Message, Observer, Release, RoundRecord, RunResult, weights_sha256
 from fl_lightning.rounds import first_notes, tell, why_stopped
+from fl_lightning.threads import one_thread
 from fl_lightning.tracking import RunTracker, resolve_uri, tracked
 
 PRIVATE = "PRIVATE"
@@ -47,6 +45,7 @@ def run(
     observers: Sequence[Observer] = (),
     parent_run_id: str | None = None,
     tags: Mapping[str, Any] | None = None,
+    checkpoints: Path | None = None,
 ) -> RunResult:
     """Trains one federation and records it.
 
@@ -58,6 +57,7 @@ def run(
         observers: watch the run; called in order after tracking.
         parent_run_id: the MLflow run of the sweep this run is a trial of.
         tags: more MLflow tags.
+        checkpoints: gets the run's folder of checkpoints; None: `RunTracker.checkpoints`.
 
     Returns:
         The result; `result.to_dict()` is the JSON of `fl-lightning run --output`.
@@ -71,9 +71,10 @@ def run(
         >>> result.badge
         'NOT PRIVATE'
     """
-    with _one_thread():
+    with one_thread():
         prepared = prepare(config)
-        tracker = RunTracker(resolve_uri(config.tracking.uri)) if config.tracking.enabled else None
+        uri = resolve_uri(config.tracking.uri) if config.tracking.enabled else None
+        tracker = RunTracker(uri, checkpoints=checkpoints) if uri is not None else None
         with tracked(tracker):
             if tracker is not None:
                 tracker.start(
@@ -102,7 +103,7 @@ def resume(
         CheckpointError: the run is unknown, finished or still running, or its checkpoint cannot be used.
         FLError: as `run`.
     """
-    with _one_thread():
+    with one_thread():
         tracker = RunTracker(resolve_uri(uri))
         place = tracker.reopen(run_id)
         lock = exclusive(folder or place)
@@ -287,13 +288,3 @@ def _result(prepared: Prepared, progress: Progress, run_id: str | None) -> RunRe
     badge = PRIVATE if private else NOT_PRIVATE
     config = prepared.config.to_dict()
     return RunResult(run_id, "finished", badge, config, prepared.partition.sha256, tuple(records), final)
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(threads)

@@ -15,7 +15,7 @@ from fl_lightning.analysis.tables import epsilon_text
 from fl_lightning.analysis.trials import axis_text
 from fl_lightning.foresight import larger_cohort
 from tune.space import ID, Plan, Point, sampled_of
-from tune.trial import OUTCOME, WORKER_LOST
+from tune.trial import OUTCOME, loss_of
 
 PARAMETERS_FILE = "params.json"
 
@@ -82,13 +82,13 @@ class Board(Callback):  # type: ignore[misc]
 
     def on_trial_error(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         trial_id = _id(trial)
-        self.lines[trial_id].error = self.lines[trial_id].error or WORKER_LOST
+        self.lines[trial_id].error = self.lines[trial_id].error or _loss(trial)
         self._end(trial_id)
 
     def on_trial_recover(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         """A crash that is followed by another attempt."""
         line = self.lines[_id(trial)]
-        said = f"{_id(trial)} crashed after round {line.round} and is tried again: {line.error or WORKER_LOST}"
+        said = f"{_id(trial)} crashed after round {line.round} and is tried again: {line.error or _loss(trial)}"
         line.error = ""
         if not self.live:
             print(said, file=sys.stderr, flush=True)
@@ -161,6 +161,11 @@ class Board(Callback):  # type: ignore[misc]
                 style=colour,
             )
         return table
+
+
+def _loss(trial: Any) -> str:
+    """Why a trial ended without a word."""
+    return str(loss_of(trial.get_pickled_error())["error"]["message"])
 
 
 def _id(trial: Any) -> str:

@@ -15,10 +15,11 @@ from fl_lightning.config import Cell, SweepConfig
 from fl_lightning.config.scoring import settled, tunes
 from fl_lightning.tracking import Study, open_study, resolve_uri, tracked
 from tune.ending import complain, conclude
+from tune.nodes import admitted, checkpoints_folder, sweeps_folder, with_retries
 from tune.plans import Chosen, choose
 from tune.running import Work, run_trials
 from tune.samples import budget_of, check_objectives, number_of_samples
-from tune.session import check_resources, ray_session
+from tune.session import ray_session
 from tune.space import ID, Plan, Sampled, draw
 from tune.stored import keep_plan, keep_trial
 
@@ -27,7 +28,8 @@ def run_sweep(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], *, qui
     """Runs every cell of a sweep as a trial of Ray Tune and compares the settings.
 
     A failed trial keeps its own error and harms no other; the sweep goes on. Files lie under the start folder:
-    `mlruns/sweeps/<sweep id>/<trial id>/params.json`, the report in `mlruns/reports/<sweep id>/`.
+    `mlruns/sweeps/<sweep id>/<trial id>/params.json` (or under `sweep.storage`), the report in
+    `mlruns/reports/<sweep id>/`.
 
     Args:
         base: the configuration all trials start from; its `tracking` holds for all.
@@ -45,7 +47,7 @@ def run_sweep(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], *, qui
         `parent_run_id`, `experiment`, `tracking_uri`, `seconds`, `report` (paths).
 
     Raises:
-        ConfigError: trials that could never start.
+        ConfigError: trials that could never start, a cluster that cannot be joined, or nodes that do not fit together.
         TrackingError: the store cannot be used.
     """
     began = time.monotonic()
@@ -65,9 +67,10 @@ def run_sweep(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], *, qui
     info = _describe(sweep_id, base, sweep, cells, chosen, samples)
     tracking = {"tracking.uri": resolve_uri(base.tracking.uri)} if base.tracking.enabled else {}
     with ExitStack() as stack:
-        ray = stack.enter_context(ray_session())
-        for note in check_resources(ray, sweep, [cell.config for cell in chosen.cells]):
+        ray = stack.enter_context(ray_session(sweep.ray.address))
+        for note in admitted(ray, sweep, chosen.cells, tracking.get("tracking.uri")):
             say(f"note: {note}")
+        given, sweep = sweep, with_retries(ray, sweep)
         plan = planned(info, sweep, chosen.cells, tracking, None)
         listed = [] if sweep.search == "optuna" else draw(plan, samples)
         study = None
@@ -79,7 +82,7 @@ def run_sweep(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], *, qui
                 sweep_id,
                 name=sweep.name,
                 tags=tags,
-                keep=lambda study: keep_plan(study, info, sweep, plan, listed),
+                keep=lambda study: keep_plan(study, info, given, plan, listed),
             )
             plan = replace(plan, parent_run_id=study.run_id)
         say(f"sweep id: {sweep_id}")
@@ -99,7 +102,9 @@ def planned(
         tracking,
         parent_run_id,
         own_seeds=random,
-        retried=sweep.max_retries > 0,
+        retried=bool(sweep.max_retries),
+        start=Path.cwd(),
+        checkpoints=checkpoints_folder(sweep, tracking.get("tracking.uri")),
     )
 
 
@@ -137,7 +142,7 @@ def conduct(
     try:
         # Ray ends before the parent run is closed: no trial can write after its run was marked KILLED.
         with tracked(study), stack.pop_all():
-            trials = run_trials(work, folder / "sweeps" / info.sweep_id, quiet)
+            trials = run_trials(work, sweeps_folder(work.sweep) / info.sweep_id, quiet)
     except TrackingError as error:
         if not trials:
             raise

@@ -3,19 +3,24 @@
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
+from dataclasses import replace
 from typing import Any
 
 from fl_lightning.analysis.trials import Trial
+from fl_lightning.config import RayConfig
 from fl_lightning.tracking import children, close_lost, find_parent, read_json, reopen_study, resolve_uri, settle
 from tune.launch import conduct, keeper, planned
+from tune.nodes import admitted, with_retries
 from tune.running import Work, trial_of
-from tune.session import check_resources, ray_session
+from tune.session import ray_session
 from tune.space import EARLIER, ID, Plan, Sampled, completed
 from tune.stored import Kept, read_plan
 from tune.trial import stored_outcome
 
 
-def resume_sweep(sweep_id: str, *, uri: str | None = None, quiet: bool = False) -> dict[str, Any]:
+def resume_sweep(
+    sweep_id: str, *, uri: str | None = None, ray_config: RayConfig | None = None, quiet: bool = False
+) -> dict[str, Any]:
     """Continues a sweep from what its tracking store holds, to the table that it would have had undisturbed.
 
     A finished trial is not repeated. One that was stopped, killed or failed goes on from its last checkpoint in its own
@@ -25,6 +30,7 @@ def resume_sweep(sweep_id: str, *, uri: str | None = None, quiet: bool = False) 
     Args:
         sweep_id: as `fl-lightning sweep` printed it.
         uri: `tracking.uri`; None: see `resolve_uri`.
+        ray_config: where it goes on; None: where it was started, as far as its own `ray.address` says.
         quiet: as in `run_sweep`.
 
     Returns:
@@ -41,18 +47,21 @@ def resume_sweep(sweep_id: str, *, uri: str | None = None, quiet: bool = False) 
     parent = find_parent(address, None, sweep_id)
     settle(address, parent, sweep_id)
     kept = read_plan(address, parent, sweep_id)
-    plan = planned(kept.info, kept.sweep, kept.cells, {"tracking.uri": address}, parent)
+    sweep = kept.sweep if ray_config is None else kept.sweep.model_copy(update={"ray": ray_config})
+    plan = planned(kept.info, sweep, kept.cells, {"tracking.uri": address}, parent)
     done, left = _sorted(address, parent, plan, kept)
     total = kept.info.num_trials
     with ExitStack() as stack:
         if len(done) < total:
-            ray = stack.enter_context(ray_session())
-            for note in check_resources(ray, kept.sweep, [cell.config for cell in kept.cells]):
+            ray = stack.enter_context(ray_session(sweep.ray.address))
+            for note in admitted(ray, sweep, kept.cells, address):
                 say(f"note: {note}")
+            sweep = with_retries(ray, sweep)
+            plan = replace(plan, retried=bool(sweep.max_retries))
         study = reopen_study(address, parent, sweep_id)
         say(f"sweep id: {sweep_id}")
         say(_sentence(sweep_id, done, left, total))
-        work = Work(plan, kept.sweep, tuple(left), total, tuple(done), keeper(study, plan))
+        work = Work(plan, sweep, tuple(left), total, tuple(done), keeper(study, plan))
         return conduct(kept.info, work, study, stack, quiet=quiet, began=began)
 
 

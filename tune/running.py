@@ -74,7 +74,7 @@ def _run(work: Work, folder: Path, quiet: bool) -> list[Trial]:
             storage_path=str(folder.parent),
             verbose=0,
             callbacks=[board],
-            failure_config=tune.FailureConfig(max_failures=sweep.max_retries),
+            failure_config=tune.FailureConfig(max_failures=sweep.max_retries or 0),
         ),
     )
     try:
@@ -114,10 +114,13 @@ def _scheduler(work: Work) -> tuple[Any, Plan]:
     if work.sweep.scheduler == "none":
         return None, work.plan
     import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
     from tune.pruning import Pruner, Stops
 
-    stops: Any = ray.remote(num_cpus=0)(Stops).remote()  # type: ignore[attr-defined]
+    # Beside the driver: with any other node the sweep would lose it.
+    here = NodeAffinitySchedulingStrategy(ray.get_runtime_context().get_node_id(), soft=False)
+    stops: Any = ray.remote(num_cpus=0, scheduling_strategy=here)(Stops).remote()  # type: ignore[call-overload]
 
     def stop(trial_id: str, reason: str) -> None:
         ray.get(stops.add.remote(trial_id, reason))
@@ -135,9 +138,14 @@ def _name(trial: Any) -> str:
 def _trial(plan: Plan, result: Any) -> Trial:
     """A trial from what Ray Tune has of it; a worker that died without a word is described by Ray's own error."""
     metrics = result.metrics or {}
-    outcome = json.loads(metrics[OUTCOME]) if OUTCOME in metrics else loss_of(result.error)
+    outcome = json.loads(metrics[OUTCOME]) if OUTCOME in metrics else loss_of(result.error, _node(metrics))
     run_id = outcome.get("run_id") or metrics.get("run_id")
     return trial_of(plan, sampled_of(result.config), {**outcome, "run_id": run_id})
+
+
+def _node(metrics: Mapping[str, Any]) -> str | None:
+    """The node of a trial's last report, as Ray Tune notes it."""
+    return f"{metrics['node_ip']}, {metrics['hostname']}" if "node_ip" in metrics and "hostname" in metrics else None
 
 
 def trial_of(plan: Plan, sampled: Sampled, outcome: Mapping[str, Any]) -> Trial:

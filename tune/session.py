@@ -1,4 +1,4 @@
-"""Ray for the length of a sweep: quiet, on this machine's loopback address, gone afterwards."""
+"""Ray for the length of a sweep: its own, on the loopback address and gone afterwards, or a cluster that goes on."""
 
 import logging
 import os
@@ -7,12 +7,13 @@ import signal
 import sys
 import tempfile
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from fl_lightning import ConfigError, RunConfig
 from fl_lightning.config import SweepConfig
+from tune.joining import Cluster, check_answers, find_cluster, refused, same_cluster, use_token
 
 _ENVIRONMENT = {
     "RAY_USAGE_STATS_ENABLED": "0",
@@ -36,15 +37,31 @@ LONGEST_TEMPORARY_FOLDER = 36
 """Ray's sockets lie 70 characters deeper, and the system ends a socket's path at 107."""
 
 
-@contextmanager
-def ray_session() -> Iterator[Any]:
-    """Starts Ray, or joins the cluster of RAY_ADDRESS or the one this process has joined already; yields the module.
+FOR_WORKERS = ("RAY_CHDIR_TO_TRIAL_DIR", "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "FL_CACHE_DIR")
+"""What workers of a Ray of our own inherit, and those of a cluster must be told."""
 
-    Only a Ray that was started or joined here is left again. The handlers of SIGTERM and the log level are put back.
+
+@contextmanager
+def ray_session(address: str | None = None) -> Iterator[Any]:
+    """Starts Ray, or joins a cluster or the Ray that this process has joined already; yields the module.
+
+    Only a Ray that was started here ends here; a cluster that was joined goes on. The handlers of SIGTERM and the log
+    level are put back.
+
+    Args:
+        address: `ray.address`; None: RAY_ADDRESS, else a Ray of our own.
+
+    Raises:
+        ConfigError: no cluster where one was asked for, or it cannot be joined.
     """
     for name, value in _ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    if not os.environ.get("RAY_ADDRESS"):
+    cluster = find_cluster(address)
+    if cluster is not None:
+        check_answers(cluster)
+        use_token()
+        os.environ.setdefault("RAY_NUM_REDIS_GET_RETRIES", "5")  # times a second: what answers may be no Ray at all
+    else:
         # Whatever its name says: Ray then listens on the loopback address only, on every system.
         os.environ.setdefault("RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER", "0")
     import ray
@@ -55,20 +72,55 @@ def ray_session() -> Iterator[Any]:
     ours = not ray.is_initialized()
     try:
         if ours:
-            _start(ray)
-        yield ray
+            _start(ray, cluster)
+        elif cluster is not None and not same_cluster(ray, cluster):
+            raise ConfigError(
+                f"{cluster.given}: this process is in another Ray already; leave it with ray.shutdown() before"
+            )
+        with _briefly(ray):
+            yield ray
     finally:
         if ours:
             ray.shutdown()
         log.setLevel(level)
 
 
-def _start(ray: Any) -> None:
+@contextmanager
+def _briefly(ray: Any) -> Iterator[None]:
+    """Ray's own words on a lost node or process, one line of each on standard error.
+
+    It would print them to standard output, and with a lost node the last twenty lines of its log.
+    """
+    place, name, said = ray._private.worker, "print_to_stdstream", set[str]()
+    if not hasattr(place, name):
+        yield
+        return
+
+    def say(data: Mapping[str, Any], **ignored: Any) -> None:
+        for text in data.get("lines", ()):
+            line = " ".join(text.split("Possible reasons")[0].split())[:200]
+            if line not in said:
+                said.add(line)
+                print(f"ray: {line}", file=sys.stderr, flush=True)
+
+    before = getattr(place, name)
+    setattr(place, name, say)
+    try:
+        yield
+    finally:
+        setattr(place, name, before)
+
+
+def _start(ray: Any, cluster: Cluster | None) -> None:
     in_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM) if in_main else None
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.CRITICAL}
-    if address := os.environ.get("RAY_ADDRESS"):
-        ray.init(address=address, **quiet)
+    if cluster is not None:
+        quiet["runtime_env"] = {"env_vars": {name: os.environ[name] for name in FOR_WORKERS if name in os.environ}}
+        try:
+            ray.init(address=cluster.address, **quiet)
+        except Exception as error:  # whatever Ray has against it: it is the user's to mend
+            raise refused(cluster, error) from error
     else:
         if len(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) > LONGEST_TEMPORARY_FOLDER:
             quiet["_temp_dir"] = "/tmp/ray"
@@ -89,16 +141,23 @@ def check_resources(ray: Any, sweep: SweepConfig, configs: Sequence[RunConfig]) 
     """Refuses trials that could never start; returns notes for the user.
 
     Raises:
-        ConfigError: one trial needs more than all machines have, or a GPU that it does not reserve.
+        ConfigError: one trial needs more than any one machine has, or a GPU that it does not reserve.
     """
-    have = ray.cluster_resources()
-    for name, wanted in (("cpu", sweep.resources.cpu), ("gpu", sweep.resources.gpu)):
-        there = have.get(name.upper(), 0.0)
+    nodes = [node["Resources"] for node in ray.nodes() if node["Alive"]]
+    here = "Ray has" if len(nodes) == 1 else f"of {len(nodes)} nodes none has more than"
+    needed = {"CPU": sweep.resources.cpu, "GPU": sweep.resources.gpu}
+    for kind, wanted in needed.items():
+        there = max(node.get(kind, 0.0) for node in nodes)
         if wanted > there:
             raise ConfigError(
-                f"sweep.resources.{name}={wanted:g}: Ray has {there:g} here, so no trial could start; lower it"
+                f"sweep.resources.{kind.lower()}={wanted:g}: {here} {there:g} here, so no trial could start; lower it"
             )
-    gpus = have.get("GPU", 0.0)
+    if not any(has_room(node, sweep) for node in nodes):
+        raise ConfigError(
+            f"sweep.resources.gpu={sweep.resources.gpu:g}: no node has so many GPUs and {sweep.resources.cpu:g} CPUs "
+            "as well; lower sweep.resources.cpu"
+        )
+    gpus = ray.cluster_resources().get("GPU", 0.0)
     devices = {config.engine.device for config in configs}
     if sweep.resources.gpu == 0 and "cuda" in devices:
         raise ConfigError(
@@ -108,3 +167,8 @@ def check_resources(ray: Any, sweep: SweepConfig, configs: Sequence[RunConfig]) 
     if sweep.resources.gpu == 0 and gpus and "auto" in devices:
         return [f"{gpus:g} GPU(s) are idle: trials use the CPU; set sweep.resources.gpu, for example 0.5"]
     return []
+
+
+def has_room(resources: Mapping[str, float], sweep: SweepConfig) -> bool:
+    """Whether a node with these resources could run a trial."""
+    return resources.get("CPU", 0.0) >= sweep.resources.cpu and resources.get("GPU", 0.0) >= sweep.resources.gpu

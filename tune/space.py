@@ -3,6 +3,7 @@
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -40,6 +41,8 @@ class Plan:
         own_seeds: every trial draws a seed of its own, as a choice among them that is accounted for demands.
         retried: a trial may be a second attempt, after a crash of its process, and looks for its first.
         stops: the actor that knows which trials shall end early; None without a scheduler.
+        start: the start folder; workers of a cluster go there where their machine has it.
+        checkpoints: gets a folder of checkpoints for every run; None: what a run alone would use.
     """
 
     sweep_id: str
@@ -50,6 +53,8 @@ class Plan:
     own_seeds: bool = False
     retried: bool = False
     stops: Any = None
+    start: Path | None = None
+    checkpoints: Path | None = None
 
     def point(self, sampled: Sampled) -> "Point":
         """The trial that was drawn as `sampled`.

@@ -1,6 +1,7 @@
 """One trial: a federation in a worker process of Ray Tune, the very same run as `fl-lightning run` would do."""
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict
 from typing import Any
@@ -19,6 +20,9 @@ OUTCOME = "outcome"
 WORKER_LOST = "the worker process ended unexpectedly: it was killed, often for want of memory, or it crashed"
 
 
+NODE_LOST = "the node that ran it was lost: the machine, its network or Ray on it went down"
+
+
 def tune_trial(config: dict[str, Any], plan: Plan) -> None:
     """The function that Ray Tune runs in a worker; reports every round, then the outcome.
 
@@ -28,6 +32,8 @@ def tune_trial(config: dict[str, Any], plan: Plan) -> None:
     """
     from ray import tune
 
+    if plan.start is not None and plan.start.is_dir():
+        os.chdir(plan.start)
     sampled = sampled_of(config)
     trial_id = sampled[ID]
     _free_memory()
@@ -95,7 +101,13 @@ def run_trial(
         return resume(earlier, uri=uri, observers=observers)
     point = plan.point(sampled)
     tags = tags_of(plan, point, trial_id)
-    return run(point.config, observers=observers, parent_run_id=plan.parent_run_id, tags=tags)
+    return run(
+        point.config,
+        observers=observers,
+        parent_run_id=plan.parent_run_id,
+        tags=tags,
+        checkpoints=plan.checkpoints,
+    )
 
 
 def has_checkpoint(uri: str, run_id: str) -> bool:
@@ -204,12 +216,15 @@ def failure_of(error: BaseException) -> dict[str, Any]:
     return {"status": "failed", "error": {"type": type(error).__name__, "message": str(error) or repr(error)}}
 
 
-def loss_of(error: BaseException | None) -> dict[str, Any]:
-    """What the sweep keeps of a trial that ended without a word, from Ray's own error."""
-    from ray.exceptions import RayActorError, RayTaskError
+def loss_of(error: BaseException | None, node: str | None = None) -> dict[str, Any]:
+    """What the sweep keeps of a trial that ended without a word, from Ray's own error and the node it last ran on."""
+    from ray.exceptions import ActorUnavailableError, RayActorError, RayTaskError
 
     if isinstance(error, RayTaskError):  # raised before or after our function, by the start of the worker, say
         return failure_of(error.cause)
+    if isinstance(error, ActorUnavailableError) or "node has died" in str(error):
+        message = NODE_LOST + (f" ({node})" if node else "")
+        return {"status": "failed", "error": {"type": "NodeLost", "message": message}}
     if error is None or isinstance(error, RayActorError):
         kind = "WorkerLost" if error is None else type(error).__name__
         return {"status": "failed", "error": {"type": kind, "message": WORKER_LOST}}

@@ -7,25 +7,24 @@ seeds: [42, 43]
 overrides: [algorithm=fedsam, partition=dirichlet]
 """
 
-from collections.abc import Iterator, Mapping, Sequence
-from pathlib import Path
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import Annotated, Any, Literal
 
 from pydantic import ConfigDict, Field, ValidationError
 
 from fl_lightning.config.axis import Axis, read_axis
+from fl_lightning.config.cluster import RayConfig, SharedFolder, cluster_faults
 from fl_lightning.config.defaults import TAG_OF_SECTION
 from fl_lightning.config.faults import Fault, InvalidConfig
-from fl_lightning.config.index import all_keys, is_open_key, key_names
+from fl_lightning.config.index import is_open_key, key_names
 from fl_lightning.config.messages import translate, unknown_key
-from fl_lightning.config.numbers import Count, Int, Name, NonNegative, Positive, Real, Section, Seed, to_path
+from fl_lightning.config.numbers import Count, Int, Name, NonNegative, Positive, Real, Section, Seed
 from fl_lightning.config.objectives import Metric, Mode, objective_faults, objectives_of
-from fl_lightning.config.overrides import parse_overrides, parse_value
-from fl_lightning.config.presets import options, preset_file, read_yaml, user_folder
 from fl_lightning.config.schema import RunConfig
 from fl_lightning.config.scoring import ON_TEST, ON_VALIDATION, scoring_faults, tunes
 from fl_lightning.config.search import budget_faults, search_faults
-from fl_lightning.errors import ConfigError
 
 Retries = Annotated[Int, Field(ge=0, le=100)]
 
@@ -34,7 +33,7 @@ class Resources(Section):
     """What one trial reserves; fractions let trials share a device."""
 
     cpu: Positive = Field(default=1.0, description="CPU cores per trial")
-    gpu: NonNegative = Field(default=0.0, description="GPUs per trial")
+    gpu: NonNegative = Field(default=0.0, description="GPUs per trial; 0.5: two trials share one")
 
 
 COSTLESS = ("algorithm.local.", "algorithm.aggregate.", "model.")
@@ -95,10 +94,18 @@ class SweepConfig(Section):
         default=False, description="leave out private cells whose plan says that noise buries the signal"
     )
     max_concurrent: Count | None = Field(default=None, description="trials at a time; null: what fits")
-    max_retries: Retries = Field(
-        default=0, description="retries of a trial whose process crashed, from its last checkpoint"
+    max_retries: Retries | None = Field(
+        default=None,
+        description="retries of a trial whose process crashed or whose node was lost, from its last checkpoint; null: "
+        "2 on a cluster of several nodes, else 0",
     )
     resources: Resources = Field(default=Resources(), description="what one trial reserves")
+    storage: SharedFolder | None = Field(
+        default=None,
+        description="folder of the trials' files and checkpoints, seen by every node of a cluster; null: mlruns/sweeps "
+        "in the start folder, checkpoints beside a SQLite store or in mlruns/checkpoints",
+    )
+    ray: RayConfig = Field(default=RayConfig(), description="where the trials run; on the command line ray.KEY")
     metric: Metric = Field(
         default=None,
         description="what makes a trial the best; a list asks for the Pareto front of several; null: "
@@ -117,9 +124,12 @@ class SweepConfig(Section):
         try:
             super().__init__(**raw)
         except ValidationError as error:
-            raise InvalidConfig(translate(error, SweepConfig, raw, prefix="sweep.")) from None
-        checks = (_sweep_faults, objective_faults, scoring_faults, search_faults, budget_faults, _selection_faults)
-        if faults := [fault for check in (*checks, _settings_faults) for fault in check(self)]:
+            faults = translate(error, SweepConfig, raw, prefix="sweep.")
+            raise InvalidConfig(
+                [replace(item, key=re.sub(r"^sweep\.ray\b", "ray", item.key)) for item in faults]
+            ) from None
+        checks = (_sweep_faults, objective_faults, scoring_faults, search_faults, budget_faults, cluster_faults)
+        if faults := [fault for check in (*checks, _selection_faults, _settings_faults) for fault in check(self)]:
             raise InvalidConfig(faults)
 
     @property
@@ -206,76 +216,3 @@ def _settings_faults(sweep: SweepConfig) -> Iterator[Fault]:
                 yield Fault(f"{at}.seed", "contradicts sweep.seeds; remove it")
             elif key not in key_names(RunConfig) and not is_open_key(RunConfig, key):
                 yield Fault(f"{at}.{key}", unknown_key(RunConfig, key, {}).rule)
-
-
-def load_sweep(arguments: Sequence[str], *, config_dir: Path | str | None = None) -> tuple[SweepConfig, list[str]]:
-    """Reads the arguments of `fl-lightning sweep`.
-
-    `sweep=NAME` takes conf/sweep/NAME.yaml (or the user's), `sweep=path/to/file.yaml` a file from the start folder,
-    `sweep.KEY=value` changes a field of it. Everything else overrides the run that all trials start from.
-
-    Returns:
-        The sweep, and the overrides of the run: the file's own, then the command line's.
-
-    Raises:
-        ConfigError: no such sweep, a fault in it, or an override that the sweep's own axes or seeds would replace.
-    """
-    own_presets = user_folder(config_dir) if config_dir is not None else None
-    base = [item for item in arguments if not item.startswith(("sweep=", "sweep."))]
-    names = [item.removeprefix("sweep=") for item in arguments if item.startswith("sweep=")]
-    changes = [item.removeprefix("sweep.") for item in arguments if item.startswith("sweep.")]
-    raw: dict[str, Any] = {}
-    if names:
-        file = _sweep_file(names[-1], own_presets)
-        content = read_yaml(file)
-        if not content and not changes:
-            raise ConfigError(f"{file}: is empty, so the sweep would vary nothing; see `fl-lightning sweep --help`")
-        raw = {"name": file.stem, **content}
-    elif not any(item.startswith("space.") for item in changes):
-        raise ConfigError(
-            f"sweep: name one, sweep=NAME or sweep=FILE.yaml (options: {', '.join(options('sweep', own_presets))})"
-        )
-    for change in changes:
-        _apply(raw, change)
-    sweep = SweepConfig(**raw)
-    overrides = [*sweep.overrides, *base]
-    parse_overrides(RunConfig, overrides, own_presets)
-    _refuse_replaced(sweep, overrides)
-    return sweep, overrides
-
-
-def _sweep_file(name: str, own_presets: Path | None) -> Path:
-    if name.endswith((".yaml", ".yml")) or "/" in name:
-        return to_path(name)
-    return preset_file("sweep", name, own_presets)
-
-
-def _apply(raw: dict[str, Any], change: str) -> None:
-    """Sets `KEY=value` in a raw sweep; the dots after `space.` and after `settings.ALGORITHM.` belong to one key."""
-    key, equals, text = change.partition("=")
-    path = key.split(".", maxsplit={"space": 1, "settings": 2}.get(key.partition(".")[0], -1))
-    if not equals or not all(path):
-        raise ConfigError(f"sweep.{change}: needs the form sweep.KEY=value, for example sweep.seeds=[42,43]")
-    if path[0] not in ("space", "settings") and key not in key_names(SweepConfig):
-        raise InvalidConfig([Fault(f"sweep.{key}", unknown_key(SweepConfig, key, {}, prefix="sweep.").rule)])
-    listed = key == "metric" and text.startswith("[")
-    literal = not listed and any(item.is_text for item in all_keys(SweepConfig) if item.name == key)
-    place = raw
-    for part in path[:-1]:
-        place = place.setdefault(part, {})
-        if not isinstance(place, dict):
-            raise InvalidConfig([Fault(f"sweep.{part}", "needs to be a mapping", place)])
-    place[path[-1]] = parse_value(f"sweep.{key}", text, literal=literal)
-
-
-def _refuse_replaced(sweep: SweepConfig, overrides: Sequence[str]) -> None:
-    tags = {f"{section}.{tag}": section for section, tag in TAG_OF_SECTION.items()}
-    for override in overrides:
-        key, _, value = override.lstrip("+").partition("=")
-        same = {key, tags.get(key, key), *(tag for tag, section in tags.items() if section == key)}
-        if axis := next((name for name in sweep.space if name in same), None):
-            raise InvalidConfig(
-                [Fault(key, f"would be ignored: the sweep varies {axis}; remove one of the two", value)]
-            )
-        if key == "seed" and sweep.seeds:
-            raise InvalidConfig([Fault(key, f"would be ignored: set sweep.seeds=[{value}]", value)])

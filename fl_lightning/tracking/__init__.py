@@ -1,7 +1,7 @@
 """Tracking on MLflow. Every MLflow name of the product lives in this package; MLflow is imported when first used."""
 
 from fl_lightning.tracking.lifetime import held_back, tracked
-from fl_lightning.tracking.location import resolve_uri, run_page, ui_command, ui_environment
+from fl_lightning.tracking.location import resolve_uri, run_page, sqlite_path, ui_command, ui_environment
 from fl_lightning.tracking.orphans import mark_orphans
 from fl_lightning.tracking.resumed import (
     close_lost,
@@ -13,6 +13,7 @@ from fl_lightning.tracking.resumed import (
     settle,
 )
 from fl_lightning.tracking.run import RunTracker
+from fl_lightning.tracking.shared import artifact_folder
 from fl_lightning.tracking.store import connect, ensure_experiment
 from fl_lightning.tracking.study import (
     ChildRun,
@@ -31,6 +32,7 @@ __all__ = [
     "ChildRun",
     "RunTracker",
     "Study",
+    "artifact_folder",
     "children",
     "close_lost",
     "close_parent",
@@ -52,6 +54,7 @@ __all__ = [
     "resolve_uri",
     "run_page",
     "settle",
+    "sqlite_path",
     "tracked",
     "ui_command",
     "ui_environment",

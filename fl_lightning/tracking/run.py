@@ -45,17 +45,21 @@ class RunTracker:
         experiment_id: MLflow's id of the experiment, or None before `start`.
     """
 
-    def __init__(self, uri: str, *, lost_folder: str | Path | None = None) -> None:
+    def __init__(
+        self, uri: str, *, lost_folder: str | Path | None = None, checkpoints: str | Path | None = None
+    ) -> None:
         """Contacts nobody yet.
 
         Args:
             uri: an address from `resolve_uri`.
+            checkpoints: gets a folder of checkpoints for the run; None: see `checkpoints` below.
             lost_folder: where a `tracking-lost-*.json` would be written; the current folder when None.
         """
         self.uri = uri
         self.run_id: str | None = None
         self.experiment_id: str | None = None
         self._lost_folder = Path(lost_folder or Path.cwd()).absolute()
+        self._checkpoints = Path(checkpoints).absolute() if checkpoints is not None else None
         self._client: Any = None
         self._sender: Sender | None = None
         self._renamed: dict[str, str] = {}
@@ -117,14 +121,16 @@ class RunTracker:
         """The folder of the run's checkpoints: beside a local database, else under mlruns in the start folder."""
         database = sqlite_path(self.uri)
         root = database.parent if database is not None else Path("mlruns").absolute()
-        return root / "checkpoints" / str(self.run_id)
+        return (self._checkpoints or root / "checkpoints") / str(self.run_id)
 
     def reopen(self, run_id: str) -> Path:
         """Finds a run that was interrupted; returns the folder of its checkpoints. Errors as `interrupted.find`."""
         self._client, found = find(self.uri, run_id)
         self.run_id, self.experiment_id = run_id, found.info.experiment_id
         self._began = found.info.start_time / 1000
-        return Path(found.data.tags.get("checkpoints", str(self.checkpoints)))
+        place = Path(found.data.tags.get("checkpoints", str(self.checkpoints)))
+        self._checkpoints = place.parent  # where it goes on to write them, wherever this process was started
+        return place
 
     def restart(self, config: Mapping[str, Any]) -> None:
         """Goes on writing a run that `reopen` has found; rounds that are in the store already are not sent again.
