@@ -10,12 +10,15 @@ from fl_lightning import FLError, Observer, RoundRecord, RunResult
 from fl_lightning.analysis.trials import AXIS_TAG, HISTORY, axis_text, setting_of
 from fl_lightning.errors import CheckpointError
 from fl_lightning.records import StopEarly
-from fl_lightning.tracking import RunTracker, close_lost, last_attempt, read_json
+from fl_lightning.tracking import RUN_NAME, RunTracker, close_lost, last_attempt, read_json
 from tune.space import EARLIER, ID, Plan, Point, Sampled, sampled_of
 
 OUTCOME = "outcome"
 """The key of a trial's last report: JSON text with what `outcome_of` or `failure_of` gives."""
 
+
+LONGEST_NAME = 80
+"""Characters of a trial's name in MLflow, before its seed; the whole setting is in its tags and parameters."""
 
 WORKER_LOST = "the worker process ended unexpectedly: it was killed, often for want of memory, or it crashed"
 
@@ -124,7 +127,18 @@ def has_checkpoint(uri: str, run_id: str) -> bool:
 def tags_of(plan: Plan, point: Point, trial_id: str) -> dict[str, str]:
     """What a trial's run is tagged with: sweep, trial, setting, and each axis with its value."""
     axes = {f"{AXIS_TAG}{key}": axis_text(value) for key, value in point.params.items()}
-    return {"sweep_id": plan.sweep_id, "trial_id": trial_id, "setting": setting_of(point.params), **axes}
+    named = {"sweep_id": plan.sweep_id, "trial_id": trial_id, "setting": setting_of(point.params), **axes}
+    return {**named, RUN_NAME: name_of(point, trial_id)}
+
+
+def name_of(point: Point, trial_id: str) -> str:
+    """What MLflow's lists and legends show of a trial: `t003 fedsam lr=0.1 s42`."""
+    parts = [key.rpartition(".")[2] for key in point.params]
+    said = []
+    for key, part, value in zip(point.params, parts, point.params.values(), strict=True):
+        shown = f"{value:.4g}" if isinstance(value, float) else axis_text(value)
+        said.append(shown if key == "algorithm" else f"{part if parts.count(part) == 1 else key}={shown}")
+    return f"{' '.join([trial_id, *said])[:LONGEST_NAME]} s{point.seed}"
 
 
 def _record_failure(plan: Plan, sampled: Mapping[str, Any], trial_id: str, error: Exception) -> str | None:

@@ -21,7 +21,16 @@ from fl_lightning.analysis.statistics import mean
 from fl_lightning.analysis.tables import caveats, to_csv
 from fl_lightning.analysis.trials import HISTORY, Trial, by_setting, from_children
 from fl_lightning.config.scoring import scored_on
-from fl_lightning.tracking import ChildRun, children, connect, find_parent, log_artifact_file, resolve_uri
+from fl_lightning.tracking import (
+    ChildRun,
+    children,
+    connect,
+    describe,
+    find_parent,
+    log_artifact_file,
+    log_metrics,
+    resolve_uri,
+)
 
 SWEEP_FILE = "sweep.json"
 FOLDER = "report"
@@ -189,13 +198,19 @@ def stored_selection_cost(uri: str, sweep: Sweep, trials: Sequence[Trial]) -> di
 
 
 def store_report(uri: str, parent_run_id: str, paths: Mapping[str, Path]) -> None:
-    """Keeps the report's files among the parent run's artifacts, in `report/`.
+    """Keeps the report's files among the parent run's artifacts, in `report/`, and its text as the run's description.
+
+    The best setting's mean over the seeds is a metric of the parent run, `best/METRIC`, and how many they were.
 
     Raises:
         TrackingError: the store cannot be used.
     """
     for path in paths.values():
         log_artifact_file(uri, parent_run_id, path, FOLDER)
+    describe(uri, parent_run_id, paths["markdown"].read_text(encoding="utf-8"))
+    best = json.loads(paths["summary"].read_text(encoding="utf-8"))["best"]
+    if best is not None and isinstance(best["metric"], str):
+        log_metrics(uri, parent_run_id, {f"best/{best['metric']}": best["mean"], "best/seeds": best["n"]})
 
 
 def best_setting(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, Any] | None:

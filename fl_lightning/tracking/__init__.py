@@ -1,5 +1,6 @@
 """Tracking on MLflow. Every MLflow name of the product lives in this package; MLflow is imported when first used."""
 
+from fl_lightning.tracking.facts import RUN_NAME
 from fl_lightning.tracking.lifetime import held_back, tracked
 from fl_lightning.tracking.location import resolve_uri, run_page, sqlite_path, ui_command, ui_environment
 from fl_lightning.tracking.orphans import mark_orphans
@@ -20,6 +21,7 @@ from fl_lightning.tracking.study import (
     Study,
     children,
     close_parent,
+    describe,
     find_parent,
     log_artifact_file,
     log_metrics,
@@ -29,6 +31,7 @@ from fl_lightning.tracking.study import (
 )
 
 __all__ = [
+    "RUN_NAME",
     "ChildRun",
     "RunTracker",
     "Study",
@@ -37,6 +40,7 @@ __all__ = [
     "close_lost",
     "close_parent",
     "connect",
+    "describe",
     "ensure_experiment",
     "find_parent",
     "held_back",

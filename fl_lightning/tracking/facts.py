@@ -4,12 +4,18 @@ import getpass
 import subprocess
 from collections.abc import Mapping
 from importlib.metadata import PackageNotFoundError, version
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fl_lightning.tracking.orphans import this_process
 from fl_lightning.tracking.values import config_sha256, tags_of
 
+if TYPE_CHECKING:
+    from fl_lightning.records import RunResult
+
 PARENT_TAG = "mlflow.parentRunId"
+RUN_NAME = "mlflow.runName"
+NOTE = "mlflow.note.content"
+"""MLflow shows it, as markdown, at the top of a run's page."""
 
 
 def run_name(config: Mapping[str, Any], flat: Mapping[str, Any]) -> str:
@@ -53,3 +59,17 @@ def _git_commit() -> str | None:
     except (OSError, subprocess.TimeoutExpired):
         return None
     return found.stdout.strip() if found.returncode == 0 else None
+
+
+def note_of(result: "RunResult") -> str:
+    """A run in a few words: its badge, accuracy and epsilon, and how it can be had again."""
+    final, last = result.final, len(result.rounds)
+    accuracy, epsilon = final.get("test_accuracy"), final.get("epsilon")
+    said = [f"**{result.badge}**", f"{last} round{'' if last == 1 else 's'}"]
+    said += [] if accuracy is None else [f"test accuracy {accuracy:.4f}"]
+    if epsilon is not None:
+        facts = final.get("privacy") or {}
+        said.append(f"epsilon {epsilon:.4g} (one {facts.get('unit')}, delta {facts.get('delta'):g})")
+    lines = [", ".join(said)]
+    lines += [f"stopped early: {final['stopped']['reason']}"] if final.get("stopped") else []
+    return "\n\n".join([*lines, "Again: `fl-lightning run --config config.yaml`, with the artifact of that name."])

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
-from fl_lightning.tracking.facts import automatic_tags, process_tags, run_name
+from fl_lightning.tracking.facts import NOTE, RUN_NAME, automatic_tags, note_of, process_tags, run_name
 from fl_lightning.tracking.interrupted import find, reopen
 from fl_lightning.tracking.lifetime import held_back
 from fl_lightning.tracking.location import shown, sqlite_path
@@ -101,7 +101,8 @@ class RunTracker:
             if parent_run_id is None:
                 mark_orphans(self._client, self.experiment_id)
             with held_back():  # whatever the store has opened will be closed
-                run = self._client.create_run(self.experiment_id, tags=all_tags, run_name=run_name(config, flat))
+                name = all_tags.pop(RUN_NAME, None) or run_name(config, flat)
+                run = self._client.create_run(self.experiment_id, tags=all_tags, run_name=name)
                 self.run_id = str(run.info.run_id)
                 self._sender = Sender(self._client, self.run_id)
         self._write_config(config)
@@ -187,7 +188,7 @@ class RunTracker:
         tags = {"badge": result.badge, "partition_sha256": result.partition_sha256}
         stopped = result.final.get("stopped")
         tags |= {"stopped": json.dumps(stopped)} if stopped else {}
-        self.set_tags({**tags, "weights_sha256": result.final.get("weights_sha256")})
+        self.set_tags({**tags, "weights_sha256": result.final.get("weights_sha256"), NOTE: note_of(result)})
         self.log_text(json.dumps(result.to_dict(), indent=1, default=str), "result.json")
         if result.final.get("privacy"):
             self.log_text(json.dumps(result.final["privacy"], indent=1, default=str), "privacy.json")

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.errors import TrackingError
-from fl_lightning.tracking.facts import PARENT_TAG, process_tags
+from fl_lightning.tracking.facts import NOTE, PARENT_TAG, process_tags
 from fl_lightning.tracking.lifetime import held_back
 from fl_lightning.tracking.location import shown, sqlite_path
 from fl_lightning.tracking.orphans import mark_orphans, search
@@ -89,7 +89,8 @@ def open_study(
     """
     experiment_id = ensure_experiment(uri, experiment)
     client = connect(uri)
-    all_tags = {**process_tags(), "kind": "sweep", "sweep_id": sweep_id, **tags_of(tags or {})}
+    note = f"Sweep `{sweep_id}`, under way or ended early: `fl-lightning sweep --resume {sweep_id}` goes on with it."
+    all_tags = {**process_tags(), "kind": "sweep", "sweep_id": sweep_id, NOTE: note, **tags_of(tags or {})}
     opened: Study | None = None
     try:
         with explained(uri):
@@ -221,6 +222,18 @@ def log_text(uri: str, run_id: str, text: str, path: str) -> None:
     client = connect(uri)
     with explained(uri):
         client.log_text(run_id, text, path)
+
+
+def describe(uri: str, run_id: str, text: str) -> None:
+    """Sets the markdown that MLflow shows at the top of a run's page; a text that is too long ends in dots.
+
+    Raises:
+        TrackingError: the store cannot be used.
+    """
+    client = connect(uri)
+    with explained(uri):
+        for key, value in tags_of({NOTE: text}).items():
+            client.set_tag(run_id, key, value)
 
 
 def log_metrics(uri: str, run_id: str, metrics: Mapping[str, float], *, step: int = 0) -> None:
