@@ -185,7 +185,7 @@ def _nodes(names: Sequence[str], verb: str) -> str:
     if len(names) == 1:
         singular = {"do not see": "does not see", "lack": "lacks"}.get(verb, verb)
         return f"node {names[0]} {singular}"
-    return f"{len(names)} nodes {verb}, {names[0]} among them,"
+    return f"{len(names)} nodes ({names[0]} among them) {verb}"
 
 
 def _notes(uri: str | None, hosts: set[str]) -> list[str]:
