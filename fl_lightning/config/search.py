@@ -36,9 +36,8 @@ def search_faults(sweep: "SweepConfig") -> Iterator[Fault]:
                 "sweep.grace_rounds", "would be ignored with scheduler=none; set sweep.scheduler", sweep.grace_rounds
             )
         return
-    [metric, *more] = [metric for metric, _ in sweep.objectives]
-    if metric not in BY_ROUND and not more:
-        rule = f"needs a sweep.metric that is known in every round, {' or '.join(BY_ROUND)}, found {metric}"
+    if not isinstance(sweep.metric, tuple) and sweep.metric not in (None, *BY_ROUND):
+        rule = f"needs a sweep.metric that is known in every round, {' or '.join(BY_ROUND)}, found {sweep.metric}"
         yield Fault("sweep.scheduler", rule, sweep.scheduler)
     if counted:
         rule = "contradicts sweep.selection: a trial that is ended because of others has no such account"
@@ -61,5 +60,7 @@ def budget_faults(sweep: "SweepConfig") -> Iterator[Fault]:
     if grid and any(other.is_random for other in sweep.space.values()):
         rule = f"gives each algorithm sweep.num_samples points, so make sweep.space.{grid[0]} a choice, or all a grid"
         yield Fault(at, rule, True)
+    if sweep.scheduler == "pbt":
+        yield Fault(at, "contradicts sweep.scheduler=pbt, whose members all have one algorithm; take one out", True)
     if sweep.skip_hopeless:
         yield Fault(at, "contradicts sweep.skip_hopeless, which leaves points out; take one of the two out", True)

@@ -21,6 +21,7 @@ from fl_lightning.config.messages import translate, unknown_key
 from fl_lightning.config.numbers import Count, Int, Name, NonNegative, Positive, Real, Section, Seed, to_path
 from fl_lightning.config.objectives import Metric, Mode, objective_faults, objectives_of
 from fl_lightning.config.overrides import parse_overrides, parse_value
+from fl_lightning.config.population import population_faults
 from fl_lightning.config.presets import options, preset_file, read_yaml, user_folder
 from fl_lightning.config.schema import RunConfig
 from fl_lightning.config.search import budget_faults, search_faults
@@ -77,8 +78,12 @@ class SweepConfig(Section):
     search: Literal["grid", "random", "optuna"] | None = Field(
         default=None, description="how trials are chosen; null: random if an axis is random, else grid"
     )
-    scheduler: Literal["none", "asha", "median"] = Field(
-        default="none", description="the rule that ends trials early whose metric falls behind, round by round"
+    scheduler: Literal["none", "asha", "median", "pbt"] = Field(
+        default="none",
+        description="asha and median end trials early whose metric falls behind; pbt lets them go on from a better one",
+    )
+    perturb_every: Count | None = Field(
+        default=None, description="pbt: rounds after which members are compared each time; null: a fifth of fl.rounds"
     )
     grace_rounds: Count | None = Field(
         default=None, description="rounds before a scheduler may end a trial, and ASHA's first rung; null: 1"
@@ -116,7 +121,8 @@ class SweepConfig(Section):
             super().__init__(**raw)
         except ValidationError as error:
             raise InvalidConfig(translate(error, SweepConfig, raw, prefix="sweep.")) from None
-        checks = (_sweep_faults, objective_faults, search_faults, budget_faults, _selection_faults, _settings_faults)
+        how = (objective_faults, search_faults, population_faults, budget_faults)
+        checks = (_sweep_faults, *how, _selection_faults, _settings_faults)
         if faults := [fault for check in checks for fault in check(self)]:
             raise InvalidConfig(faults)
 
