@@ -35,6 +35,7 @@ def explore(values: Mapping[str, Any], axes: Sequence[Axis], generator: np.rando
         generator: the stream of this member at this round.
     """
     found: dict[str, Any] = {}
+    value: float
     for axis in axes:
         anew, upward, share = generator.random() < RESAMPLED, bool(generator.random() < 0.5), generator.random()
         old = values[axis.key]
@@ -43,7 +44,7 @@ def explore(values: Mapping[str, Any], axes: Sequence[Axis], generator: np.rando
             near = min(max(here + (1 if upward else -1), 0), last)
             found[axis.key] = axis.values[int(share * (last + 1)) if anew else near]
             continue
-        low, high, value = *axis.values, 0.0
+        low, high = axis.values
         if not anew:
             value = min(max(old * FACTORS[upward], low), high)
         elif axis.kind == "loguniform":
@@ -55,7 +56,7 @@ def explore(values: Mapping[str, Any], axes: Sequence[Axis], generator: np.rando
 
 
 class Members(BasicVariantGenerator):  # type: ignore[misc]
-    """All members, from the start. It says that more may come, so that Ray Tune keeps the processes of those that wait."""
+    """All members, from the start. It says that more may come, so Ray Tune keeps the processes of those that wait."""
 
     def is_finished(self) -> bool:
         return bool(super().is_finished() and not self._live_trials)
