@@ -108,7 +108,7 @@ class Population(PopulationBasedTraining):  # type: ignore[misc]
         lower, upper = self._quantiles()
         others = [trial for trial in live if trial not in (*lower, *upper)]
         for trial in [*upper, *others, *lower]:
-            self._trial_state[trial].last_perturbation_time = self._next_perturbation_sync
+            self._trial_state[trial].last_perturbation_time = int(self._next_perturbation_sync)
             self._checkpoint_or_exploit(trial, controller, upper, lower)
         self._next_perturbation_sync += self._perturbation_interval
 
