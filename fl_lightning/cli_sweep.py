@@ -17,6 +17,9 @@ Examples:
   fl-lightning sweep sweep=my_sweep.yaml sweep.resources.cpu=2 --output table.json
   fl-lightning sweep sweep=iso_budget privacy.target_epsilon=2 sweep.skip_hopeless=true
   fl-lightning sweep sweep=rho ray.address=auto sweep.storage=/shared/me sweep.resources.gpu=0.5
+  fl-lightning sweep sweep=mine.yaml sweep.search=optuna sweep.num_samples=20 sweep.metric=[validation_accuracy,epsilon]
+  fl-lightning sweep sweep=my_sweep.yaml sweep.num_samples=16 sweep.equal_budget=true
+  fl-lightning sweep sweep=my_sweep.yaml sweep.scheduler=pbt sweep.num_samples=8 sweep.perturb_every=5
   fl-lightning sweep --resume 3f2a1b0c --output table.json
 
 \b

@@ -24,12 +24,12 @@ from fl_lightning.canaries import arm
 from fl_lightning.checkpoint import Progress, exclusive, load, save
 from fl_lightning.clip_threshold import clipped_as, measured
 from fl_lightning.config import RunConfig
-from fl_lightning.config.adaptive import SamAdpfl
 from fl_lightning.config.federation import DEFAULT_CHECKPOINT_EVERY
+from fl_lightning.continuing import continued, new_ledger
 from fl_lightning.errors import CheckpointError, PrivacyError
 from fl_lightning.federation import Bystanders, Federation, fit, initial
 from fl_lightning.foreseen import Budget, budget_of
-from fl_lightning.privacy import Ledger, summary
+from fl_lightning.privacy import summary
 from fl_lightning.privacy.readings import readings
 from fl_lightning.records import Message, Observer, Release, RoundRecord, RunResult, weights_sha256
 from fl_lightning.rounds import first_notes, tell, why_stopped
@@ -37,6 +37,9 @@ from fl_lightning.threads import one_thread
 from fl_lightning.tracking import RunTracker, resolve_uri, tracked
 
 PRIVATE = "PRIVATE"
+
+AfterCheckpoint = Callable[[Path, RoundRecord], None]
+"""Is called with the folder of a checkpoint that was just written, and the record of its last round."""
 
 
 def run(
@@ -46,6 +49,7 @@ def run(
     parent_run_id: str | None = None,
     tags: Mapping[str, Any] | None = None,
     checkpoints: Path | None = None,
+    after_checkpoint: AfterCheckpoint | None = None,
 ) -> RunResult:
     """Trains one federation and records it.
 
@@ -58,6 +62,7 @@ def run(
         parent_run_id: the MLflow run of the sweep this run is a trial of.
         tags: more MLflow tags.
         checkpoints: gets the run's folder of checkpoints; None: `RunTracker.checkpoints`.
+        after_checkpoint: see `AfterCheckpoint`.
 
     Returns:
         The result; `result.to_dict()` is the JSON of `fl-lightning run --output`.
@@ -83,11 +88,18 @@ def run(
                     parent_run_id=parent_run_id,
                     tags={"config_sha256": config.sha256, **(tags or {})},
                 )
-            return _train(prepared, tracker, observers)
+            return _train(prepared, tracker, observers, after=after_checkpoint)
 
 
 def resume(
-    run_id: str, *, uri: str | None = None, observers: Sequence[Observer] = (), folder: Path | None = None
+    run_id: str,
+    *,
+    uri: str | None = None,
+    observers: Sequence[Observer] = (),
+    folder: Path | None = None,
+    changed: RunConfig | None = None,
+    donor: Path | None = None,
+    after_checkpoint: AfterCheckpoint | None = None,
 ) -> RunResult:
     """Continues a run that was stopped or killed from its last checkpoint, in the same MLflow run.
 
@@ -98,6 +110,10 @@ def resume(
         uri: `tracking.uri`; None: see `resolve_uri`.
         observers: as in `run`.
         folder: of the checkpoint; None: where the run says that it keeps it.
+        changed: the configuration of the rounds to come, in a population whose members change their settings on the
+            way; None: that of the checkpoint.
+        donor: another run's checkpoint, see `continuing.continued`; None: the run's own.
+        after_checkpoint: see `AfterCheckpoint`.
 
     Raises:
         CheckpointError: the run is unknown, finished or still running, or its checkpoint cannot be used.
@@ -108,34 +124,15 @@ def resume(
         place = tracker.reopen(run_id)
         lock = exclusive(folder or place)
         stored = load(folder or place)
-        config = RunConfig(**stored.config)
+        config = RunConfig(**stored.config) if changed is None else changed
         prepared = prepare(config)
-        if prepared.partition.sha256 != stored.partition_sha256:
-            raise CheckpointError(
-                f"run {run_id}: its data were dealt out differently (partition {stored.partition_sha256[:12]} then, "
-                f"{prepared.partition.sha256[:12]} now); resume with the data set and the version it began with"
-            )
-        progress = stored.progress
-        if config.privacy.level != "none":
-            progress.ledger = _new_ledger(prepared)
-            progress.ledger.load_state_dict(stored.ledger, plan=_unchanging(prepared, progress.federation.server.round))
+        try:
+            progress = continued(prepared, stored, donor)
+        except CheckpointError as error:
+            raise CheckpointError(f"run {run_id}: {error}") from None
         with lock, tracked(tracker):
             tracker.restart(config.to_dict())
-            return _train(prepared, tracker, observers, progress)
-
-
-def _new_ledger(prepared: Prepared) -> Ledger:
-    shield = prepared.algorithm.protection
-    return Ledger(unit=shield.unit, delta=shield.delta, adjacency=shield.adjacency)
-
-
-def _unchanging(prepared: Prepared, rounds: int) -> dict[int, list[Release]] | None:
-    """The releases of every client's next visit, where they must be those of its last; None where they adapt."""
-    plan, privacy, noise = prepared.releases, prepared.config.privacy, prepared.noise
-    moving = getattr(privacy, "clip_bound", "fixed") == "quantile" or getattr(privacy, "noise_decay", 1.0) < 1
-    if plan is None or moving or isinstance(prepared.config.algorithm, SamAdpfl):
-        return None
-    return {k: plan.visit(k, rounds + 1, noise.multipliers[k], noise.scalar) for k in range(len(plan.sizes))}
+            return _train(prepared, tracker, observers, progress, after=after_checkpoint)
 
 
 def _train(
@@ -143,6 +140,7 @@ def _train(
     tracker: RunTracker | None,
     observers: Sequence[Observer],
     progress: Progress | None = None,
+    after: AfterCheckpoint | None = None,
 ) -> RunResult:
     config, objective = prepared.config, prepared.objective
     watching: list[Observer] = [*([tracker] if tracker is not None else []), *observers]
@@ -166,7 +164,7 @@ def _train(
         prepared, threshold = measured(prepared, start)
         progress = Progress(
             start,
-            ledger=_new_ledger(prepared) if config.privacy.level != "none" else None,
+            ledger=new_ledger(prepared) if config.privacy.level != "none" else None,
             lab=ClippingLab() if config.fl.clipping_lab else None,
             threshold=threshold,
         )
@@ -175,8 +173,8 @@ def _train(
         if tracker is not None:
             tracker.send_again(progress.records)
     prepared, watch = arm(prepared)
-    keep = _keeper(prepared, tracker)
-    keep(progress, first=not progress.records)
+    keep = _keeper(prepared, tracker, after)
+    keep(progress, first=True)
     budget = None if prepared.releases is None else budget_of(prepared.releases, prepared.noise)
     asked = None
     for federation, record, messages in _rounds(prepared, progress, budget):
@@ -210,7 +208,7 @@ def _train(
     return result
 
 
-def _keeper(prepared: Prepared, tracker: RunTracker | None) -> Callable[..., None]:
+def _keeper(prepared: Prepared, tracker: RunTracker | None, after: AfterCheckpoint | None) -> Callable[..., None]:
     """Writes a checkpoint every so many rounds, and before the first, so that any killed run can be resumed."""
     config = prepared.config
     every = config.fl.checkpoint_every or DEFAULT_CHECKPOINT_EVERY
@@ -221,6 +219,8 @@ def _keeper(prepared: Prepared, tracker: RunTracker | None) -> Callable[..., Non
             return
         save(tracker.checkpoints, progress, config.to_dict(), prepared.partition.sha256)
         tracker.send_now()
+        if after is not None and not first:
+            after(tracker.checkpoints, progress.records[-1])
 
     return keep
 

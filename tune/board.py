@@ -5,7 +5,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -60,7 +60,8 @@ class Board(Callback):  # type: ignore[misc]
     def on_trial_start(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         sampled = sampled_of(trial.config)
         trial_id, point = sampled[ID], self.plan.point(sampled)
-        self.lines[trial_id] = Line(point)
+        before = self.lines.get(trial_id)  # a member of a population starts again after each comparison
+        self.lines[trial_id] = Line(point) if before is None else replace(before, point=point)
         content = {"params": dict(point.params), "seed": point.seed, "config": point.config.to_dict()}
         own = self.folder / trial_id
         own.mkdir(parents=True, exist_ok=True)

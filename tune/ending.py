@@ -145,5 +145,6 @@ def _as_json(trial: Trial) -> dict[str, Any]:
         "algorithm": trial.algorithm,
         "final": dict(trial.final),
         "privacy": trial.privacy,
+        "lineage": [dict(step) for step in trial.lineage],
         "error": trial.error,
     }

@@ -12,6 +12,7 @@ from fl_lightning import RunConfig, TrackingError
 from fl_lightning.analysis.report import Sweep
 from fl_lightning.analysis.trials import Trial
 from fl_lightning.config import Cell, SweepConfig
+from fl_lightning.config.population import perturb_every
 from fl_lightning.config.scoring import settled, tunes
 from fl_lightning.tracking import Study, open_study, resolve_uri, tracked
 from tune.ending import complain, conclude
@@ -56,6 +57,8 @@ def run_sweep(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], *, qui
     sweep = settled(sweep, [config for cell in cells for config in cell.variants.values()])
     samples = number_of_samples(base, sweep, cells)
     check_objectives(sweep, cells)
+    if sweep.scheduler == "pbt":
+        perturb_every(sweep, cells[0].config)
     if sweep.selection.distribution != "none":
         say(f"number of trials: {samples}, drawn ({sweep.selection.distribution}, mean {sweep.selection.mean:g})")
     if tunes(sweep):
@@ -94,7 +97,11 @@ def planned(
     info: Sweep, sweep: SweepConfig, cells: Sequence[Cell], tracking: Mapping[str, Any], parent_run_id: str | None
 ) -> Plan:
     """What the trials of a sweep share."""
-    random = sweep.selection.distribution != "none"
+    random, every = sweep.selection.distribution != "none", 0
+    if sweep.scheduler == "pbt":
+        every = perturb_every(sweep, cells[0].config)
+        kept = cells[0].config.fl.checkpoint_every or every
+        tracking = {**tracking, "fl.checkpoint_every": kept}
     return Plan(
         info.sweep_id,
         info.axes,
@@ -105,6 +112,7 @@ def planned(
         retried=bool(sweep.max_retries),
         start=Path.cwd(),
         checkpoints=checkpoints_folder(sweep, tracking.get("tracking.uri")),
+        perturb_every=every,
     )
 
 

@@ -1,15 +1,25 @@
 """Going on with a sweep that was stopped or killed: `fl-lightning sweep --resume SWEEP_ID`."""
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
 from typing import Any
 
 from fl_lightning.analysis.trials import Trial
 from fl_lightning.config import RayConfig
-from fl_lightning.tracking import children, close_lost, find_parent, read_json, reopen_study, resolve_uri, settle
+from fl_lightning.tracking import (
+    ChildRun,
+    children,
+    close_lost,
+    find_parent,
+    read_json,
+    reopen_study,
+    resolve_uri,
+    settle,
+)
 from tune.launch import conduct, keeper, planned
+from tune.member import as_stored, stored_checkpoint
 from tune.nodes import admitted, with_retries
 from tune.running import Work, trial_of
 from tune.session import ray_session
@@ -61,7 +71,10 @@ def resume_sweep(
         study = reopen_study(address, parent, sweep_id)
         say(f"sweep id: {sweep_id}")
         say(_sentence(sweep_id, done, left, total))
-        work = Work(plan, sweep, tuple(left), total, tuple(done), keeper(study, plan))
+        start = _farthest(address, plan, left)
+        if plan.perturb_every and left:
+            say(f"members go on from their own last checkpoints and are compared again from round {start} on")
+        work = Work(plan, sweep, tuple(left), total, tuple(done), start, keeper(study, plan))
         return conduct(kept.info, work, study, stack, quiet=quiet, began=began)
 
 
@@ -73,6 +86,8 @@ def _sorted(uri: str, parent_run_id: str, plan: Plan, kept: Kept) -> tuple[list[
     listed = completed(kept.listed, kept.cells) if kept.sweep.search == "optuna" else kept.listed
     for sampled in listed:
         child = runs.get(sampled[ID])
+        if child is not None and plan.perturb_every:
+            sampled = _member(uri, child, sampled)
         if child is None:
             left.append(sampled)
             continue
@@ -83,6 +98,23 @@ def _sorted(uri: str, parent_run_id: str, plan: Plan, kept: Kept) -> tuple[list[
             close_lost(uri, child.run_id)  # killed while it stored its result: its last checkpoint has it
         left.append({**sampled, EARLIER: child.run_id})
     return done, left
+
+
+def _member(uri: str, child: ChildRun, sampled: Sampled) -> Sampled:
+    """A member of a population as it stands: its settings may have changed since it was drawn."""
+    if child.status == "FINISHED" and (result := read_json(uri, child.run_id, "result.json")) is not None:
+        return as_stored(sampled, child.tags, result["config"])
+    found = stored_checkpoint(uri, child.run_id)
+    return as_stored(sampled, child.tags, found.config if found is not None else None)
+
+
+def _farthest(uri: str, plan: Plan, left: Sequence[Sampled]) -> int:
+    """The last comparison that a member has come to of those that go on; 0 without a population."""
+    if not plan.perturb_every:
+        return 0
+    found = [stored_checkpoint(uri, sampled[EARLIER]) for sampled in left if EARLIER in sampled]
+    rounds = [stored.progress.federation.server.round for stored in found if stored is not None]
+    return max((round // plan.perturb_every * plan.perturb_every for round in rounds), default=0)
 
 
 def _sentence(sweep_id: str, done: list[Trial], left: list[Sampled], total: int) -> str:

@@ -7,13 +7,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.analysis.trials import Trial, setting_of
+from fl_lightning.analysis.trials import Trial
 from fl_lightning.config import SweepConfig
-from tune.space import ID, TRIAL, Plan, Sampled, sampled_of
+from tune.space import ID, LINEAGE, TRIAL, Plan, Sampled, sampled_of
 from tune.trial import OUTCOME, loss_of, tune_trial
 
 EXIT_TERMINATED = 143
 """128 + SIGTERM."""
+
+
+KEPT = 3
+"""Checkpoints of a member that Ray Tune keeps for others: the last comparison's, and some time to fetch it."""
 
 
 @dataclass(frozen=True)
@@ -26,6 +30,7 @@ class Work:
         listed: the trials to run; with an optimiser, those that it had drawn before the sweep was resumed.
         done: those that ended before the sweep was resumed.
         total: how many trials the sweep has.
+        start: of a population that is resumed, the round of its farthest member.
         keep: stores a trial that an optimiser has chosen, before it starts.
     """
 
@@ -34,6 +39,7 @@ class Work:
     listed: tuple[Sampled, ...]
     total: int
     done: tuple[Trial, ...] = ()
+    start: int = 0
     keep: Callable[[Sampled], None] = lambda sampled: None
 
 
@@ -55,7 +61,7 @@ def _run(work: Work, folder: Path, quiet: bool) -> list[Trial]:
     from tune.board import Board
 
     sweep = work.sweep
-    scheduler, plan = _scheduler(work)
+    scheduler, plan = _scheduler(work, quiet)
     board = Board(plan, folder, work.total, quiet=quiet, done=len(work.done))
     resources = {"cpu": sweep.resources.cpu, "gpu": sweep.resources.gpu}
     space, chosen = _search(work)
@@ -74,6 +80,7 @@ def _run(work: Work, folder: Path, quiet: bool) -> list[Trial]:
             storage_path=str(folder.parent),
             verbose=0,
             callbacks=[board],
+            checkpoint_config=tune.CheckpointConfig(num_to_keep=KEPT if plan.perturb_every else None),
             failure_config=tune.FailureConfig(max_failures=sweep.max_retries or 0),
         ),
     )
@@ -98,6 +105,10 @@ def _search(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
     limit = work.sweep.max_concurrent
     if work.sweep.search != "optuna":
         space = {TRIAL: tune.grid_search([json.dumps(sampled) for sampled in work.listed])}
+        if work.sweep.scheduler == "pbt":
+            from tune.population import Members
+
+            return space, {"search_alg": Members()}
         return space, {"search_alg": BasicVariantGenerator(max_concurrent=limit or 0)}
     from tune.optimised import Optimiser
 
@@ -109,10 +120,15 @@ def _search(work: Work) -> tuple[dict[str, Any], dict[str, Any]]:
     return {}, {"search_alg": optimiser, "num_samples": left, "max_concurrent_trials": limit}
 
 
-def _scheduler(work: Work) -> tuple[Any, Plan]:
+def _scheduler(work: Work, quiet: bool) -> tuple[Any, Plan]:
     """Ray Tune's scheduler, None for its own, and the plan with the way in which trials hear of it."""
     if work.sweep.scheduler == "none":
         return None, work.plan
+    if work.sweep.scheduler == "pbt":
+        from tune.population import Population
+
+        say: Callable[[str], None] = (lambda text: None) if quiet else (lambda text: print(text, flush=True))
+        return Population(work.sweep, work.plan, work.start, say), work.plan
     import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
@@ -153,7 +169,7 @@ def trial_of(plan: Plan, sampled: Sampled, outcome: Mapping[str, Any]) -> Trial:
     point = plan.point(sampled)
     return Trial(
         trial_id=sampled[ID],
-        setting=setting_of(point.params),
+        setting=plan.setting(sampled),
         params=point.params,
         seed=point.seed,
         algorithm=point.config.algorithm.name,
@@ -164,6 +180,7 @@ def trial_of(plan: Plan, sampled: Sampled, outcome: Mapping[str, Any]) -> Trial:
         target_epsilon=getattr(point.config.privacy, "target_epsilon", None),
         badge=outcome.get("badge"),
         partition_sha256=outcome.get("partition_sha256"),
+        lineage=tuple(sampled.get(LINEAGE, ())),
         error=outcome.get("error"),
         metrics=outcome.get("metrics", {}),
         history={name: tuple(map(tuple, points)) for name, points in outcome.get("history", {}).items()},

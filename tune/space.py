@@ -12,10 +12,11 @@ from fl_lightning import RunConfig
 from fl_lightning.analysis.trials import setting_of
 from fl_lightning.config import Axis, Cell
 
-CELL, DRAWN, SEED, ID, EARLIER, POINT = "cell", "drawn", "seed", "id", "earlier", "point"
+CELL, DRAWN, SEED, ID, EARLIER, POINT, LINEAGE = "cell", "drawn", "seed", "id", "earlier", "point", "lineage"
 """The keys of a trial as it is drawn: the cell's position, the random axes' values by dotted key, where trials must be
-independent of each other the trial's own seed, its id, in a resumed sweep the run that it goes on with, and the
-number of the point that an optimiser chose."""
+independent of each other the trial's own seed, its id, in a resumed sweep the run that it goes on with, the number of
+the point that an optimiser chose, and what a member of a population has taken over: `round`, `donor`, `old` and `new`
+values of each time."""
 
 TRIAL = "trial"
 """The one key of a Ray Tune trial's configuration: the trial as it is drawn, as JSON text."""
@@ -40,6 +41,7 @@ class Plan:
         parent_run_id: the sweep's own run in MLflow; None without tracking.
         own_seeds: every trial draws a seed of its own, as a choice among them that is accounted for demands.
         retried: a trial may be a second attempt, after a crash of its process, and looks for its first.
+        perturb_every: after how many rounds each time the members of a population are compared; 0 without one.
         stops: the actor that knows which trials shall end early; None without a scheduler.
         start: the start folder; workers of a cluster go there where their machine has it.
         checkpoints: gets a folder of checkpoints for every run; None: what a run alone would use.
@@ -52,6 +54,7 @@ class Plan:
     parent_run_id: str | None = None
     own_seeds: bool = False
     retried: bool = False
+    perturb_every: int = 0
     stops: Any = None
     start: Path | None = None
     checkpoints: Path | None = None
@@ -68,6 +71,10 @@ class Plan:
         seed = int(sampled.get(SEED, cell.seed))
         config = cell.configure(drawn).with_overrides({**self.tracking, "seed": seed})
         return Point({key: values[key] for key in self.axes if key in values}, seed, config)
+
+    def setting(self, sampled: Sampled) -> str:
+        """What a trial is compared under; a member of a population, whose values change, is one of its own."""
+        return setting_of({"member": sampled[ID]} if self.perturb_every else self.point(sampled).params)
 
 
 @dataclass(frozen=True)

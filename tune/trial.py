@@ -7,7 +7,7 @@ from dataclasses import asdict
 from typing import Any
 
 from fl_lightning import FLError, Observer, RoundRecord, RunResult
-from fl_lightning.analysis.trials import AXIS_TAG, HISTORY, axis_text, setting_of
+from fl_lightning.analysis.trials import AXIS_TAG, HISTORY, axis_text
 from fl_lightning.errors import CheckpointError
 from fl_lightning.records import StopEarly
 from fl_lightning.tracking import RUN_NAME, RunTracker, close_lost, last_attempt, read_json
@@ -35,13 +35,16 @@ def tune_trial(config: dict[str, Any], plan: Plan) -> None:
     """
     from ray import tune
 
+    from tune.member import at_boundary, train_member
+
     if plan.start is not None and plan.start.is_dir():
         os.chdir(plan.start)
     sampled = sampled_of(config)
     trial_id = sampled[ID]
     _free_memory()
     try:
-        outcome = _attempt(plan, sampled, Reporter(tune.report, _asks(plan, trial_id)))
+        reporter = Reporter(tune.report, _asks(plan, trial_id), lambda round: at_boundary(plan, round))
+        outcome = train_member(plan, sampled, reporter) if plan.perturb_every else _attempt(plan, sampled, reporter)
     except Exception as error:
         run_id = _record_failure(plan, sampled, trial_id, error)
         tune.report({OUTCOME: json.dumps({**failure_of(error), "run_id": run_id})})
@@ -86,7 +89,12 @@ def _attempt(plan: Plan, sampled: Sampled, reporter: "Reporter") -> dict[str, An
 
 
 def run_trial(
-    plan: Plan, sampled: Mapping[str, Any], trial_id: str, *, observers: Sequence[Observer] = ()
+    plan: Plan,
+    sampled: Mapping[str, Any],
+    trial_id: str,
+    *,
+    observers: Sequence[Observer] = (),
+    after_checkpoint: Any = None,
 ) -> RunResult:
     """Runs one trial here, in this process; no Ray is needed.
 
@@ -103,13 +111,14 @@ def run_trial(
     ):
         return resume(earlier, uri=uri, observers=observers)
     point = plan.point(sampled)
-    tags = tags_of(plan, point, trial_id)
+    tags = tags_of(plan, sampled)
     return run(
         point.config,
         observers=observers,
         parent_run_id=plan.parent_run_id,
         tags=tags,
         checkpoints=plan.checkpoints,
+        after_checkpoint=after_checkpoint,
     )
 
 
@@ -124,11 +133,12 @@ def has_checkpoint(uri: str, run_id: str) -> bool:
     return True
 
 
-def tags_of(plan: Plan, point: Point, trial_id: str) -> dict[str, str]:
+def tags_of(plan: Plan, sampled: Sampled) -> dict[str, str]:
     """What a trial's run is tagged with: sweep, trial, setting, and each axis with its value."""
+    point = plan.point(sampled)
     axes = {f"{AXIS_TAG}{key}": axis_text(value) for key, value in point.params.items()}
-    named = {"sweep_id": plan.sweep_id, "trial_id": trial_id, "setting": setting_of(point.params), **axes}
-    return {**named, RUN_NAME: name_of(point, trial_id)}
+    named = {"sweep_id": plan.sweep_id, "trial_id": sampled[ID], "setting": plan.setting(sampled), **axes}
+    return {**named, RUN_NAME: name_of(point, sampled[ID])}
 
 
 def name_of(point: Point, trial_id: str) -> str:
@@ -154,7 +164,7 @@ def _record_failure(plan: Plan, sampled: Mapping[str, Any], trial_id: str, error
             return found[0]
         point = plan.point(sampled)
         config = point.config
-        tags = {"config_sha256": config.sha256, **tags_of(plan, point, trial_id)}
+        tags = {"config_sha256": config.sha256, **tags_of(plan, sampled)}
         tracker = RunTracker(uri)
         experiment = config.tracking.experiment
         tracker.start(config.to_dict(), experiment=experiment, parent_run_id=plan.parent_run_id, tags=tags)
@@ -168,29 +178,46 @@ def _record_failure(plan: Plan, sampled: Mapping[str, Any], trial_id: str, error
 class Reporter:
     """An observer that tells Ray Tune of every round, and ends the run where the sweep's scheduler says so."""
 
-    def __init__(self, report: Callable[[dict[str, Any]], None], shall_end: Callable[[], str | None]) -> None:
-        self.report, self.shall_end = report, shall_end
+    def __init__(
+        self,
+        report: Callable[..., None],
+        shall_end: Callable[[], str | None],
+        held: Callable[[int], bool] = lambda round: False,
+    ) -> None:
+        """Args:
+        report: Ray Tune's.
+        shall_end: why the run shall end now; None: it shall not.
+        held: whether a round is reported elsewhere, with its checkpoint.
+        """
+        self.report, self.shall_end, self.held = report, shall_end, held
         self.run_id: str | None = None
 
     def on_start(self, info: Mapping[str, Any]) -> None:
         self.run_id = info["run_id"]
 
     def on_round(self, record: RoundRecord) -> None:
-        measured = {
-            "round": record.round,
-            "test_accuracy": record.test_accuracy,
-            "test_loss": record.test_loss,
-            "validation_accuracy": record.validation_accuracy,
-            "validation_loss": record.validation_loss,
-            "epsilon": record.epsilon,
-            "seconds": record.seconds,
-        }
-        self.report({"run_id": self.run_id, **{key: value for key, value in measured.items() if value is not None}})
+        if self.held(record.round):
+            return
+        self.report(measured_of(record, self.run_id))
         if (reason := self.shall_end()) is not None:  # the report returns when the scheduler has seen it
             raise StopEarly(reason, "scheduler")
 
     def on_end(self, result: RunResult) -> None:
         """Nothing: the outcome is reported when the run is closed in MLflow as well."""
+
+
+def measured_of(record: RoundRecord, run_id: str | None) -> dict[str, Any]:
+    """What Ray Tune is told of a round."""
+    measured = {
+        "round": record.round,
+        "test_accuracy": record.test_accuracy,
+        "test_loss": record.test_loss,
+        "validation_accuracy": record.validation_accuracy,
+        "validation_loss": record.validation_loss,
+        "epsilon": record.epsilon,
+        "seconds": record.seconds,
+    }
+    return {"run_id": run_id, **{key: value for key, value in measured.items() if value is not None}}
 
 
 def outcome_of(result: RunResult) -> dict[str, Any]:

@@ -7,6 +7,7 @@ from fl_lightning.analysis.comparisons import NOTES as STANDING_NOTES
 from fl_lightning.analysis.comparisons import Standing, standings_table
 from fl_lightning.analysis.costs import cost_cells, cost_headings, cost_notes
 from fl_lightning.analysis.document import Block, Figure, Heading, Notes, Table, Text
+from fl_lightning.analysis.lineage import lineage_blocks
 from fl_lightning.analysis.pareto import Outcome, front_blocks
 from fl_lightning.analysis.promises import Family, Row, mismatch
 from fl_lightning.analysis.report_figures import Picture
@@ -88,6 +89,7 @@ def report_blocks(
         blocks.append(Text(words))
     if selection is not None:
         blocks.append(Text(str(selection["words"])))
+    blocks += lineage_blocks(trials)
     blocks += [Figure(picture.path, picture.words) for picture in pictures]
     blocks += extras
     failures = [trial for trial in trials if not trial.finished]

@@ -57,6 +57,7 @@ class Trial:
         metrics: the last value of everything else that was measured.
         history: metric -> (round, value) pairs.
         partition_sha256: names how its data were dealt out; None where it is not known.
+        lineage: what a member of a population has taken over: `round`, `donor`, `old` and `new` values each time.
     """
 
     trial_id: str
@@ -74,6 +75,7 @@ class Trial:
     metrics: Mapping[str, float] = field(default_factory=dict)
     history: Mapping[str, tuple[tuple[int, float], ...]] = field(default_factory=dict)
     partition_sha256: str | None = None
+    lineage: tuple[Mapping[str, Any], ...] = ()
 
     @property
     def finished(self) -> bool:
@@ -155,6 +157,7 @@ def _from_child(child: "ChildRun", trial_id: str, privacy: Mapping[str, Any] | N
         metrics=child.metrics,
         history=child.history,
         partition_sha256=child.tags.get("partition_sha256"),
+        lineage=tuple(json.loads(child.tags.get("lineage", "[]"))),
     )
 
 
@@ -210,8 +213,8 @@ def labels(trials: Sequence[Trial]) -> dict[str, str]:
             others = [f"{short[key]}={_cut(shown(params[key]))}" for key in axes if key in params]
             named[setting] = ", ".join([algorithm_of(group[0]), *others])
         if len(set(named.values())) == len(named):
-            break
-    return named
+            return named
+    return {setting: f"{name} ({groups[setting][0].trial_id})" for setting, name in named.items()}
 
 
 def _brief(value: Any) -> str:

@@ -62,5 +62,7 @@ def budget_faults(sweep: "SweepConfig") -> Iterator[Fault]:
     if grid and any(other.is_random for other in sweep.space.values()):
         rule = f"gives each algorithm sweep.num_samples points, so make sweep.space.{grid[0]} a choice, or all a grid"
         yield Fault(at, rule, True)
+    if sweep.scheduler == "pbt":
+        yield Fault(at, "contradicts sweep.scheduler=pbt, whose members all have one algorithm; take one out", True)
     if sweep.skip_hopeless:
         yield Fault(at, "contradicts sweep.skip_hopeless, which leaves points out; take one of the two out", True)

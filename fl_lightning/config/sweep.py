@@ -22,6 +22,7 @@ from fl_lightning.config.index import is_open_key, key_names
 from fl_lightning.config.messages import translate, unknown_key
 from fl_lightning.config.numbers import Count, Int, Name, NonNegative, Positive, Real, Section, Seed
 from fl_lightning.config.objectives import Metric, Mode, objective_faults, objectives_of
+from fl_lightning.config.population import population_faults
 from fl_lightning.config.schema import RunConfig
 from fl_lightning.config.scoring import ON_TEST, ON_VALIDATION, scoring_faults, tunes
 from fl_lightning.config.search import budget_faults, search_faults
@@ -77,8 +78,12 @@ class SweepConfig(Section):
     search: Literal["grid", "random", "optuna"] | None = Field(
         default=None, description="how trials are chosen; null: random if an axis is random, else grid"
     )
-    scheduler: Literal["none", "asha", "median"] = Field(
-        default="none", description="the rule that ends trials early whose metric falls behind, round by round"
+    scheduler: Literal["none", "asha", "median", "pbt"] = Field(
+        default="none",
+        description="asha and median end trials early whose metric falls behind; pbt lets them go on from a better one",
+    )
+    perturb_every: Count | None = Field(
+        default=None, description="pbt: rounds after which members are compared each time; null: a fifth of fl.rounds"
     )
     grace_rounds: Count | None = Field(
         default=None, description="rounds before a scheduler may end a trial, and ASHA's first rung; null: 1"
@@ -128,8 +133,9 @@ class SweepConfig(Section):
             raise InvalidConfig(
                 [replace(item, key=re.sub(r"^sweep\.ray\b", "ray", item.key)) for item in faults]
             ) from None
-        checks = (_sweep_faults, objective_faults, scoring_faults, search_faults, budget_faults, cluster_faults)
-        if faults := [fault for check in (*checks, _selection_faults, _settings_faults) for fault in check(self)]:
+        how = (objective_faults, scoring_faults, search_faults, population_faults, budget_faults)
+        checks = (_sweep_faults, *how, cluster_faults, _selection_faults, _settings_faults)
+        if faults := [fault for check in checks for fault in check(self)]:
             raise InvalidConfig(faults)
 
     @property

@@ -36,8 +36,11 @@ def find(uri: str, run_id: str) -> tuple[Any, Any]:
     return client, found
 
 
-def reopen(client: Any, uri: str, run_id: str) -> int:
-    """Sets the run RUNNING and takes its error back; returns the last round whose metrics are in the store.
+def reopen(client: Any, uri: str, run_id: str) -> tuple[int, set[str]]:
+    """Sets the run RUNNING and takes its error back.
+
+    Returns:
+        The last round whose metrics are in the store, and the names of its parameters.
 
     Raises:
         TrackingError: the store cannot be used.
@@ -45,9 +48,10 @@ def reopen(client: Any, uri: str, run_id: str) -> int:
     with explained(uri):
         sent = client.get_metric_history(run_id, "seconds")
         client.update_run(run_id, status="RUNNING")
-        if "error" in client.get_run(run_id).data.tags:
+        data = client.get_run(run_id).data
+        if "error" in data.tags:
             client.delete_tag(run_id, "error")
-    return max((metric.step for metric in sent), default=0)
+    return max((metric.step for metric in sent), default=0), set(data.params)
 
 
 def _run(client: Any, run_id: str) -> Any:

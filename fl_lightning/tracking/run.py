@@ -5,7 +5,7 @@ import shutil
 import threading
 import time
 import traceback
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -108,10 +108,11 @@ class RunTracker:
         self._write_config(config)
         return self.run_id
 
-    def _write_config(self, config: Mapping[str, Any]) -> None:
+    def _write_config(self, config: Mapping[str, Any], there: Collection[str] = ()) -> None:
+        """`there`: parameters that the store has already; it takes no other value for one."""
         assert self._sender is not None
         params = params_of(config)
-        self._sender.put("values", *requests("params", list(params.sent.items())))
+        self._sender.put("values", *requests("params", [item for item in params.sent.items() if item[0] not in there]))
         self.set_tags({"checkpoints": str(self.checkpoints), "params_file": PARAMS_FILE if params.cut else None})
         self.log_text(yaml.safe_dump(config, sort_keys=False, allow_unicode=True), "config.yaml")
         if params.cut:
@@ -144,8 +145,8 @@ class RunTracker:
         assert self.run_id is not None, "reopen comes first"
         with held_back():
             self._sender = Sender(self._client, self.run_id)
-            self._sent_rounds = reopen(self._client, self.uri, self.run_id)
-        self._write_config(plain(config))
+            self._sent_rounds, there = reopen(self._client, self.uri, self.run_id)
+        self._write_config(plain(config), there)
         self.set_tags({**process_tags(), "resumed": "true"})
 
     def send_again(self, records: "Sequence[RoundRecord]") -> None:
