@@ -16,6 +16,7 @@ from test_resume import killed, what_counts
 from fl_lightning import ConfigError, RunConfig, RunResult, load_config, run
 from fl_lightning.analysis.compare import compare_runs
 from fl_lightning.build import prepare
+from fl_lightning.data import save_manifest
 from fl_lightning.data.validation import split_off
 from fl_lightning.foreseen import foresee
 from fl_lightning.foresight import assumed_sizes, foresight
@@ -92,6 +93,22 @@ def test_clients_with_few_examples_may_hold_out_none_and_where_none_would_the_ru
     for share, said in ((1.0, "< 1"), (-0.1, ">= 0"), ("much", "a number")):
         with pytest.raises(ConfigError, match=rf"data\.validation={share}: .*{said}"):
             config(share)
+
+
+def test_a_client_may_hold_out_all_it_has(tmp_path: Path) -> None:
+    """It trains on nothing, weighs nothing, and leaves no NaN in the manifest."""
+    (tmp_path / "split.json").write_text(json.dumps([list(range(60)), list(range(60, 120)), [130], [131], [132]]))
+    partition = {"kind": "file", "path": tmp_path / "split.json"}
+    some = {"data": {"subset": 1.0}, "partition": partition, "fl": {"num_clients": 5, "rounds": 1}, "seed": 1}
+    split = prepare(config(0.4, **some)).partition
+    assert split.sizes.tolist()[2:] == [0, 0, 0] and min(split.sizes.tolist()[:2]) > 20
+    kept = json.loads(save_manifest(split, tmp_path)[0].read_text(), parse_constant=pytest.fail)
+    numbers = kept["heterogeneity"]
+    assert numbers["emd"][2:] == [None] * 3 == numbers["label_entropy"][2:]
+    assert numbers["mean_emd"] == pytest.approx(sum(numbers["emd"][:2]) / 2)
+    for more in ({}, {"algorithm": "dp_fedsam"}, {"algorithm": "sam_adpfl"}):
+        result = run(config(0.4, **some, **more))
+        assert result.final["epsilon"] == (foresight(config(0.4, **some, **more)).get("epsilon") if more else None)
 
 
 def test_nothing_held_out_is_the_run_of_before() -> None:

@@ -31,11 +31,14 @@ def heterogeneity(counts: np.ndarray, label_counts: np.ndarray) -> dict[str, Any
     - `mean_label_entropy`, `mean_emd`: plain means over clients. `global_label_entropy`: of p.
     - `size_gini`: Gini coefficient of the client sizes: 0 when equal, (K-1)/K when one client has everything.
 
+    A client that has held out all it had has neither entropy nor emd (None), and the means are over the others.
+
     Args:
-        counts: int64 [K, C], every row with at least one sample.
+        counts: int64 [K, C], at least one sample in all.
         label_counts: int64 [C].
     """
-    shares = counts / counts.sum(axis=1, keepdims=True)
+    able = counts.sum(axis=1) > 0
+    shares = counts[able] / counts[able].sum(axis=1, keepdims=True)
     whole = label_counts / label_counts.sum()
     entropy = _entropy(shares)
     emd = np.abs(shares - whole).sum(axis=1)
@@ -43,8 +46,8 @@ def heterogeneity(counts: np.ndarray, label_counts: np.ndarray) -> dict[str, Any
     ranks = np.arange(1, len(sizes) + 1)
     gini = float(((2 * ranks - len(sizes) - 1) * sizes).sum() / (len(sizes) * sizes.sum()))
     return {
-        "label_entropy": entropy.tolist(),
-        "emd": emd.tolist(),
+        "label_entropy": _placed(entropy, able),
+        "emd": _placed(emd, able),
         "mean_label_entropy": float(entropy.mean()),
         "global_label_entropy": float(_entropy(whole[None])[0]),
         "mean_emd": float(emd.mean()),
@@ -107,6 +110,12 @@ def save_manifest(partition: Partition, folder: str | Path) -> list[Path]:
     for name, text in (texts := manifest_texts(partition)).items():
         (folder / name).write_text(text, encoding="utf-8")
     return [folder / name for name in texts]
+
+
+def _placed(values: np.ndarray, able: np.ndarray) -> list[float | None]:
+    """One value for each client that is `able`, None for the others."""
+    left = iter(values.tolist())
+    return [next(left) if one else None for one in able]
 
 
 def _entropy(shares: np.ndarray) -> np.ndarray:
