@@ -1,7 +1,7 @@
 """Tracking on MLflow. Every MLflow name of the product lives in this package; MLflow is imported when first used."""
 
 from fl_lightning.tracking.lifetime import tracked
-from fl_lightning.tracking.location import resolve_uri, run_page, sqlite_path, ui_command, ui_environment
+from fl_lightning.tracking.location import resolve_uri, run_page, shown, sqlite_path, ui_command, ui_environment
 from fl_lightning.tracking.orphans import mark_orphans
 from fl_lightning.tracking.resumed import (
     close_lost,
@@ -53,6 +53,7 @@ __all__ = [
     "resolve_uri",
     "run_page",
     "settle",
+    "shown",
     "sqlite_path",
     "tracked",
     "ui_command",
