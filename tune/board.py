@@ -9,6 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
+from ray import cloudpickle
 from ray.tune import Callback
 
 from fl_lightning.analysis.tables import epsilon_text
@@ -165,8 +166,10 @@ class Board(Callback):  # type: ignore[misc]
 
 
 def _loss(trial: Any) -> str:
-    """Why a trial ended without a word."""
-    return str(loss_of(trial.get_pickled_error())["error"]["message"])
+    """Why a trial ended without a word, from the error that Ray Tune has just put beside its results."""
+    file = Path(trial.pickled_error_file or "")
+    error = cloudpickle.loads(file.read_bytes()) if file.is_file() else None
+    return str(loss_of(error)["error"]["message"])
 
 
 def _id(trial: Any) -> str:

@@ -1,6 +1,7 @@
 """Before a sweep starts on a cluster: what its nodes must share or have alike, checked on each and refused in words."""
 
 import os
+import re
 import secrets
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -10,7 +11,7 @@ from typing import Any
 from fl_lightning import ConfigError, RunConfig
 from fl_lightning.config import Cell, SweepConfig, needed_paths
 from fl_lightning.config.cluster import RETRIES_OF_A_CLUSTER
-from fl_lightning.tracking import artifact_folder, sqlite_path
+from fl_lightning.tracking import artifact_folder, shown, sqlite_path
 from tune.joining import find_cluster
 from tune.looking import PACKAGES, looker
 from tune.session import check_resources, has_room
@@ -174,16 +175,16 @@ def missing(answers: Mapping[str, Mapping[str, Any]], uri: str | None) -> Iterat
         names = [name for name, answer in answers.items() if key in answer.get("absent", {})]
         gone = answers[names[0]]["absent"][key][0]
         yield f"{key}: {_nodes(names, 'lack')} {gone}; put it there, or use a folder that all nodes have mounted"
-    for name, answer in answers.items():
-        if answer.get("tracking") and "tracking.uri" not in answer["unseen"]:
-            local = any(host in str(uri) for host in ("//127.", "//localhost", "@127.", "@localhost"))
-            hint = "; each node takes that address for itself: name the server's host" if local else ""
-            yield f"node {name}: {answer['tracking']}{hint}"
+    names = [name for name, answer in answers.items() if answer.get("tracking")]
+    if names and uri is not None:
+        local = re.search(r"[/@](127\.|localhost|\[::1\])", uri)
+        hint = "; each node takes that address for itself: name the server's host" if local else ""
+        yield f"tracking.uri={shown(uri)}: {_nodes(names, 'do not reach')} it ({answers[names[0]]['tracking']}){hint}"
 
 
 def _nodes(names: Sequence[str], verb: str) -> str:
     if len(names) == 1:
-        singular = {"do not see": "does not see", "lack": "lacks"}.get(verb, verb)
+        singular = {"do not see": "does not see", "do not reach": "does not reach", "lack": "lacks"}.get(verb, verb)
         return f"node {names[0]} {singular}"
     return f"{len(names)} nodes ({names[0]} among them) {verb}"
 

@@ -2,7 +2,7 @@
 
 from fl_lightning.tracking.facts import RUN_NAME
 from fl_lightning.tracking.lifetime import held_back, tracked
-from fl_lightning.tracking.location import resolve_uri, run_page, sqlite_path, ui_command, ui_environment
+from fl_lightning.tracking.location import resolve_uri, run_page, shown, sqlite_path, ui_command, ui_environment
 from fl_lightning.tracking.orphans import mark_orphans
 from fl_lightning.tracking.resumed import (
     close_lost,
@@ -58,6 +58,7 @@ __all__ = [
     "resolve_uri",
     "run_page",
     "settle",
+    "shown",
     "sqlite_path",
     "tracked",
     "ui_command",
