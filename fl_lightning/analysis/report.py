@@ -200,17 +200,18 @@ def stored_selection_cost(uri: str, sweep: Sweep, trials: Sequence[Trial]) -> di
 def store_report(uri: str, parent_run_id: str, paths: Mapping[str, Path]) -> None:
     """Keeps the report's files among the parent run's artifacts, in `report/`, and its text as the run's description.
 
-    The best setting's mean over the seeds is a metric of the parent run, `best/METRIC`, and how many they were.
+    The best setting's mean over the seeds is a metric of the parent run, `best/METRIC`.
 
     Raises:
         TrackingError: the store cannot be used.
     """
     for path in paths.values():
         log_artifact_file(uri, parent_run_id, path, FOLDER)
-    describe(uri, parent_run_id, paths["markdown"].read_text(encoding="utf-8"))
+    title, _, text = paths["markdown"].read_text(encoding="utf-8").partition("\n")
+    describe(uri, parent_run_id, f"**{title.lstrip('# ')}**\n{text}")
     best = json.loads(paths["summary"].read_text(encoding="utf-8"))["best"]
     if best is not None and isinstance(best["metric"], str):
-        log_metrics(uri, parent_run_id, {f"best/{best['metric']}": best["mean"], "best/seeds": best["n"]})
+        log_metrics(uri, parent_run_id, {f"best/{best['metric']}": best["mean"]})
 
 
 def best_setting(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, Any] | None:
