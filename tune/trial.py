@@ -111,7 +111,7 @@ def run_trial(
     ):
         return resume(earlier, uri=uri, observers=observers)
     point = plan.point(sampled)
-    tags = tags_of(plan, sampled)
+    tags = tags_of(plan, {**sampled, ID: trial_id})
     return run(
         point.config,
         observers=observers,

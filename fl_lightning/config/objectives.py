@@ -47,7 +47,8 @@ def _one_or_several(value: Any, options: Sequence[str], needs: str) -> Any:
     for item in given:
         if not isinstance(item, str) or item not in options:
             near = nearest(item, options) if isinstance(item, str) else None
-            said = f"no such option: {item}" + (f"; did you mean {near}?" if near else "")
+            which = "" if isinstance(value, str) else f": {item}"
+            said = f"no such option{which}" + (f"; did you mean {near}?" if near else "")
             said += f" (options: {', '.join(options)})"
             raise PydanticCustomError(FAULT, said)
     return given[0] if len(given) == 1 else tuple(given)
