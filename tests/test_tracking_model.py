@@ -352,6 +352,7 @@ def test_a_model_that_had_to_wait_is_there_once(own_store, tmp_path, stage):
     place = Path(own_store.removeprefix("sqlite:///")).parent / "artifacts" / "models"
     with tracked(tracker):
         tracker.start(CONFIG, experiment="waiting")
+        assert tracker.flush()
         if stage == "artifacts":
             place.write_text("in the way")
         else:
@@ -359,6 +360,7 @@ def test_a_model_that_had_to_wait_is_there_once(own_store, tmp_path, stage):
         began = time.monotonic()
         tracker.log_item(final_model(tracker, model))
         assert time.monotonic() - began < 5, "training does not wait for the store"
+        assert tracker.flush()
         if stage == "artifacts":
             assert [str(found.status) for found in logged(own_store, tracker.run_id)] == ["PENDING"]
             place.unlink()
@@ -422,6 +424,7 @@ def test_a_file_of_a_temporary_folder_arrives_when_the_store_is_back(own_store, 
     with tracked(tracker):
         tracker.start(CONFIG, experiment="files")
         tracker.log_artifact_file(source / "plot.png" if kind == "file" else source, "figures")
+        assert tracker.flush()
         for path in (source / "plot.png", source / "inner" / "more.csv"):
             path.unlink()
         place.unlink()
