@@ -60,6 +60,14 @@ class TestH15:
         assert failed["error"] == {"type": alone.type.__name__, "message": str(alone.value)}
         assert torn in failed["error"]["message"]
 
+    def test_what_the_failed_trial_has_said_is_in_its_folder_and_with_its_run(self, swept: Swept) -> None:
+        failed = swept.result["trials"][2]
+        folders = swept.start / "mlruns" / "sweeps" / swept.result["sweep_id"]
+        said = (folders / "t002" / "log.txt").read_text()
+        assert "Traceback" in said and f"{failed['error']['type']}: {failed['error']['message'][:40]}" in said
+        assert "log.txt" in {entry.path for entry in connect(swept.uri).list_artifacts(failed["run_id"])}
+        assert not (folders / "t001" / "log.txt").exists()
+
     def test_the_siblings_numbers_are_those_of_runs_of_their_own(self, swept: Swept) -> None:
         last = swept.result["trials"][3]  # its worker is the one that replaced the failed trial's
         with chdir(swept.start):

@@ -17,6 +17,7 @@ from fl_lightning.analysis.trials import axis_text
 from fl_lightning.foresight import larger_cohort
 from tune.space import ID, Plan, Point, sampled_of
 from tune.trial import OUTCOME, loss_of
+from tune.trial_log import LOG_FILE
 
 PARAMETERS_FILE = "params.json"
 
@@ -41,7 +42,8 @@ class Line:
 
 
 class Board(Callback):  # type: ignore[misc]
-    """Follows the trials for the display, and keeps each one's parameters in `params.json` in its folder.
+    """Follows the trials for the display, and keeps each one's parameters in `params.json` in its folder,
+    and what a failed one has said in `log.txt`.
 
     Folders are named by the trial's short id alone, so no file system's limit on names is ever met.
     """
@@ -76,8 +78,10 @@ class Board(Callback):  # type: ignore[misc]
         line.accuracy = result.get("test_accuracy", line.accuracy)
         line.validation = result.get("validation_accuracy", line.validation)
         line.epsilon = result.get("epsilon", line.epsilon)
-        if OUTCOME in result and (error := json.loads(result[OUTCOME]).get("error")):
+        if OUTCOME in result and (error := (outcome := json.loads(result[OUTCOME])).get("error")):
             line.error = f"{error['type']}: {error['message']}"
+            if outcome.get("log"):
+                (self.folder / _id(trial) / LOG_FILE).write_text(outcome["log"], encoding="utf-8")
 
     def on_trial_complete(self, iteration: int, trials: list[Any], trial: Any, **info: Any) -> None:
         self._end(_id(trial))

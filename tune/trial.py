@@ -2,7 +2,9 @@
 
 import json
 import os
+import traceback
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from typing import Any
 
@@ -10,8 +12,10 @@ from fl_lightning import FLError, Observer, RoundRecord, RunResult
 from fl_lightning.analysis.trials import AXIS_TAG, HISTORY, axis_text
 from fl_lightning.errors import CheckpointError
 from fl_lightning.records import StopEarly
-from fl_lightning.tracking import RUN_NAME, RunTracker, close_lost, last_attempt, read_json
+from fl_lightning.terminal import round_text
+from fl_lightning.tracking import RUN_NAME, RunTracker, close_lost, last_attempt, log_text, read_json
 from tune.space import EARLIER, ID, Plan, Point, Sampled, sampled_of
+from tune.trial_log import LOG_FILE, listening
 
 OUTCOME = "outcome"
 """The key of a trial's last report: JSON text with what `outcome_of` or `failure_of` gives."""
@@ -42,16 +46,27 @@ def tune_trial(config: dict[str, Any], plan: Plan) -> None:
     sampled = sampled_of(config)
     trial_id = sampled[ID]
     _free_memory()
-    try:
-        reporter = Reporter(tune.report, _asks(plan, trial_id), lambda round: at_boundary(plan, round))
-        outcome = train_member(plan, sampled, reporter) if plan.perturb_every else _attempt(plan, sampled, reporter)
-    except Exception as error:
-        run_id = _record_failure(plan, sampled, trial_id, error)
-        tune.report({OUTCOME: json.dumps({**failure_of(error), "run_id": run_id})})
-        if isinstance(error, FLError):
-            return
-        raise
+    with listening() as log:
+        try:
+            reporter = Reporter(tune.report, _asks(plan, trial_id), lambda round: at_boundary(plan, round), log.say)
+            outcome = train_member(plan, sampled, reporter) if plan.perturb_every else _attempt(plan, sampled, reporter)
+        except Exception as error:
+            log.write("".join(traceback.format_exception(error)))
+            run_id = _record_failure(plan, sampled, trial_id, error)
+            _keep_log(plan, run_id, log.text())
+            tune.report({OUTCOME: json.dumps({**failure_of(error), "run_id": run_id, "log": log.text()})})
+            if isinstance(error, FLError):
+                return
+            raise
     tune.report({OUTCOME: json.dumps(outcome)})
+
+
+def _keep_log(plan: Plan, run_id: str | None, text: str) -> None:
+    """Stores what a failed trial has said with its run; its folder has it where the store cannot be used."""
+    if run_id is None:
+        return
+    with suppress(FLError):
+        log_text(str(plan.tracking["tracking.uri"]), run_id, text, LOG_FILE)
 
 
 def _free_memory() -> None:
@@ -183,19 +198,22 @@ class Reporter:
         report: Callable[..., None],
         shall_end: Callable[[], str | None],
         held: Callable[[int], bool] = lambda round: False,
+        say: Callable[[str], None] = lambda line: None,
     ) -> None:
         """Args:
         report: Ray Tune's.
         shall_end: why the run shall end now; None: it shall not.
         held: whether a round is reported elsewhere, with its checkpoint.
+        say: is told each round in words.
         """
-        self.report, self.shall_end, self.held = report, shall_end, held
+        self.report, self.shall_end, self.held, self.say = report, shall_end, held, say
         self.run_id: str | None = None
 
     def on_start(self, info: Mapping[str, Any]) -> None:
         self.run_id = info["run_id"]
 
     def on_round(self, record: RoundRecord) -> None:
+        self.say(f"round {record.round}: {round_text(record, 0.0)}")
         if self.held(record.round):
             return
         self.report(measured_of(record, self.run_id))
