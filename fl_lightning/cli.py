@@ -4,6 +4,7 @@ Exit codes: 0 done; 1 something broke; 2 the user's to mend, with one line `erro
 """
 
 import os
+import signal
 import sys
 import traceback
 from collections.abc import Sequence
@@ -252,7 +253,9 @@ def main() -> NoReturn:
     """The console script."""
     if cache := os.environ.get("FL_CACHE_DIR"):
         os.environ["FL_CACHE_DIR"] = os.path.abspath(os.path.expanduser(cache))  # a sweep's workers start elsewhere
-    sys.exit(invoke(sys.argv[1:]))
+    code = invoke(sys.argv[1:])
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # all is said: another Ctrl-C would only spoil the libraries' goodbyes
+    sys.exit(code)
 
 
 if __name__ == "__main__":

@@ -299,7 +299,7 @@ def test_the_foreseen_ledger_is_the_recorded_one(name: str) -> None:
         method["aggregate"] = {"proxy_epochs": 1}
     c = RunConfig(algorithm=method, privacy=privacy, fl=fl, partition="dirichlet", tracking={"enabled": False})
     recorded: list[Ledger] = []
-    import fl_lightning.session as session
+    import fl_lightning.continuing as continuing
 
     class Kept(Ledger):
         def __init__(self, **settings: object) -> None:
@@ -307,7 +307,7 @@ def test_the_foreseen_ledger_is_the_recorded_one(name: str) -> None:
             recorded.append(self)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(session, "Ledger", Kept)
+        patch.setattr(continuing, "Ledger", Kept)
         result = run(c)
     foreseen = foresee(c)
     got, expected = recorded[0].to_dict(), foreseen.ledger.to_dict()

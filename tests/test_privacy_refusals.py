@@ -1,8 +1,11 @@
 """What would make an epsilon too small, or a setting of privacy a dead letter, is refused or said."""
 
 import json
+import shutil
 import time
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -15,7 +18,7 @@ from fl_lightning.config.sweep import Selection
 from fl_lightning.errors import CheckpointError, ConfigError, PrivacyError
 from fl_lightning.foreseen import foresee
 from fl_lightning.privacy.pld import pld_epsilon
-from fl_lightning.records import Release
+from fl_lightning.records import Release, RoundRecord, RunResult
 from tune.samples import number_of_samples
 
 MIXING = """
@@ -168,8 +171,21 @@ def test_the_checkpoint_before_a_damaged_one_serves(tmp_path: Path, caplog: pyte
         data={"subset": 0.1},
         tracking={"uri": f"sqlite:///{tmp_path}/mlflow.db"},
     )
-    result = run(config)
-    folder = tmp_path / "checkpoints" / str(result.run_id)
+    folder = tmp_path / "kept"
+
+    class Copier:
+        """Keeps the checkpoints, which a finished run deletes."""
+
+        def on_start(self, info: Mapping[str, Any]) -> None:
+            self.place = tmp_path / "checkpoints" / info["run_id"]
+
+        def on_round(self, record: RoundRecord) -> None: ...
+
+        def on_end(self, result: RunResult) -> None:
+            shutil.copytree(self.place, folder)
+
+    result = run(config, observers=[Copier()])
+    assert not (tmp_path / "checkpoints" / str(result.run_id)).exists()
     newest, before = json.loads((folder / LATEST).read_text())["files"]
     assert load(folder).progress.federation.server.round == 2
     (folder / newest["file"]).write_bytes(b"half")

@@ -52,6 +52,9 @@ def what_counts(result: dict[str, Any]) -> dict[str, Any]:
     plain = json.loads(json.dumps(result))
     for trial in plain["trials"]:
         del trial["run_id"]
+    for row in [*plain["table"], plain["best"], *plain["best_by_promise"]]:
+        for key in [key for key in row or () if key.startswith("seconds")]:
+            del row[key]
     plain["selection"].pop("run_id", None)
     return {
         k: v for k, v in plain.items() if k not in ("sweep_id", "parent_run_id", "tracking_uri", "seconds", "report")
