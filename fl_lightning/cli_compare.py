@@ -51,5 +51,8 @@ def show(result: Mapping[str, Any], format: str) -> None:
     if format != "html":
         typer.echo(Path(result[key]).read_text(encoding="utf-8"), nl=format == "md")
     names = ["markdown", "csv", *(name for name in ("latex", "html") if name in result)]
-    for name in (*names, *(key for key in result if key.startswith(("curves", "validation", "epsilon")))):
+    for name in (
+        *names,
+        *(key for key in result if key.startswith(("pareto", "curves", "validation", "epsilon", "costs"))),
+    ):
         typer.echo(f"{name.replace('_', ' ')}: {result[name]}", err=format in ("latex", "csv"))

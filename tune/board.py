@@ -33,6 +33,7 @@ class Line:
     epsilon: float | None = None
     status: str = "running"
     error: str = ""
+    stopped: bool = False
     began: float = field(default_factory=time.monotonic)
     took: float | None = None
 
@@ -78,6 +79,9 @@ class Board(Callback):  # type: ignore[misc]
         line.accuracy = result.get("test_accuracy", line.accuracy)
         line.validation = result.get("validation_accuracy", line.validation)
         line.epsilon = result.get("epsilon", line.epsilon)
+        if OUTCOME in result:
+            final = json.loads(result[OUTCOME]).get("final") or {}
+            line.stopped = (final.get("stopped") or {}).get("by") == "scheduler"
         if OUTCOME in result and (error := (outcome := json.loads(result[OUTCOME])).get("error")):
             line.error = f"{error['type']}: {error['message']}"
             if outcome.get("log"):
@@ -115,7 +119,8 @@ class Board(Callback):  # type: ignore[misc]
         accuracy = "not measured" if line.accuracy is None else f"{line.accuracy:.4f}"
         held = "" if line.validation is None else f", on held-out examples {line.validation:.4f}"
         spent = "" if line.epsilon is None else f", epsilon {self._epsilon(line)}"
-        return head + f"accuracy {accuracy}{held}{spent} ({line.round} rounds, {line.seconds:.1f} s)"
+        early = ", ended early" if line.stopped else ""
+        return head + f"accuracy {accuracy}{held}{spent} ({line.round} rounds{early}, {line.seconds:.1f} s)"
 
     def _epsilon(self, line: Line) -> str:
         """With unit and delta, as in the final table."""

@@ -16,7 +16,7 @@ from fl_lightning.analysis.report import (
     stored_selection_cost,
     write_report,
 )
-from fl_lightning.analysis.report_text import budget_words
+from fl_lightning.analysis.report_text import best_words, budget_words
 from fl_lightning.analysis.scored import selection_words
 from fl_lightning.analysis.selection import selection_cost
 from fl_lightning.analysis.trials import Trial
@@ -113,13 +113,16 @@ def _last_words(
         which = f" ({front.promise})" if front.promise else ""
         told = f"{len(front.best)} of {len(front.best) + len(front.others)} settings"
         say(f"Pareto front of {front_words(front)}{which}: {told}")
+    best = best_settings(info, trials, come.families)
+    for item in best or [found for found in [best_setting(info, trials)] if found is not None]:
+        say(best_words(item, info))
     if (words := selection_words(info)) and any(trial.finished for trial in trials):
         say(words)
     if selection is not None:
         say(selection["words"])
     say(f"report: {report['markdown']}")
     for name, path in report.items():
-        if name.startswith(("pareto", "curves", "validation", "epsilon")):
+        if name.startswith(("pareto", "curves", "validation", "epsilon", "costs")):
             say(f"{name.replace('_', ' ')}: {path}")
     if study is not None:
         say(f"MLflow: fl-lightning ui, then {run_page(study.uri, study.experiment_id, study.run_id)}")

@@ -14,6 +14,7 @@ from fl_lightning.analysis.trials import Trial
 from fl_lightning.config import Cell, SweepConfig
 from fl_lightning.config.population import perturb_every
 from fl_lightning.config.scoring import settled, tunes
+from fl_lightning.config.search import check_scheduler
 from fl_lightning.tracking import Study, open_study, resolve_uri, tracked
 from tune.ending import complain, conclude
 from tune.nodes import admitted, checkpoints_folder, sweeps_folder, with_retries
@@ -59,6 +60,8 @@ def run_sweep(base: RunConfig, sweep: SweepConfig, cells: Sequence[Cell], *, qui
     check_objectives(sweep, cells)
     if sweep.scheduler == "pbt":
         perturb_every(sweep, cells[0].config)
+    for cell in cells:
+        check_scheduler(sweep, cell.config)
     if sweep.selection.distribution != "none":
         say(f"number of trials: {samples}, drawn ({sweep.selection.distribution}, mean {sweep.selection.mean:g})")
     if tunes(sweep):

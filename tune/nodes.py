@@ -52,6 +52,8 @@ def admitted(ray: Any, sweep: SweepConfig, cells: Sequence[Cell], uri: str | Non
     """`check_resources` and `check_nodes` for the cells of a sweep; returns their notes for the user."""
     configs = [config for cell in cells for config in (cell.config, *cell.variants.values())]
     notes = check_resources(ray, sweep, configs)
+    with tokens({"sweep.storage": sweeps_folder(sweep)}):  # this machine can write it
+        pass
     return [*notes, *check_nodes(ray, sweep, configs, uri, find_cluster(sweep.ray.address) is not None)]
 
 

@@ -86,6 +86,8 @@ class Stops:
 class Pruner(FIFOScheduler):  # type: ignore[misc]
     """Ray Tune's scheduler of a sweep: trials start in order, and a rule ends those that fall behind.
 
+    A trial is compared with those of its own seed, which have its partition and its held-out examples.
+
     It never ends a trial over its head: what `stop` is told reaches the trial before its next round. With
     `sweep.equal_budget` a trial is compared with those of its own algorithm, so that none is tuned at another's cost.
     """
@@ -111,7 +113,7 @@ class Pruner(FIFOScheduler):  # type: ignore[misc]
         """Takes over the curves of trials that ended before the sweep was resumed."""
         for trial in trials:
             self.curves[trial.trial_id] = dict(trial.history.get(self.key, ()))
-            self.group[trial.trial_id] = trial.params.get(self.apart)
+            self.group[trial.trial_id] = (trial.seed, trial.params.get(self.apart))
 
     def on_trial_result(self, controller: Any, trial: Any, result: dict[str, Any]) -> str:
         sampled = sampled_of(trial.config)
@@ -119,7 +121,7 @@ class Pruner(FIFOScheduler):  # type: ignore[misc]
         if trial_id not in self.rounds:
             point = self.plan.point(sampled)
             self.rounds[trial_id] = point.config.fl.rounds
-            self.group[trial_id] = point.params.get(self.apart)
+            self.group[trial_id] = (point.seed, point.params.get(self.apart))
         if self.key in result and "round" in result:
             curve = self.curves.setdefault(trial_id, {})
             curve[result["round"]] = float(result[self.key])

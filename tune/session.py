@@ -98,7 +98,7 @@ def _briefly(ray: Any) -> Iterator[None]:
 
     def say(data: Mapping[str, Any], **ignored: Any) -> None:
         for text in data.get("lines", ()):
-            line = " ".join(text.split("Possible reasons")[0].split())[:200]
+            line = " ".join(text.split("Possible reasons")[0].split(". ")[0].split())[:200]
             if line not in said:
                 said.add(line)
                 print(f"ray: {line}", file=sys.stderr, flush=True)

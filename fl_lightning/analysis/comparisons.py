@@ -9,7 +9,7 @@ from fl_lightning.analysis.document import Table
 from fl_lightning.analysis.paired import Paired, holm, paired
 from fl_lightning.analysis.promises import Family, groups
 from fl_lightning.analysis.statistics import confidence_interval, mean, sample_sd
-from fl_lightning.analysis.trials import Trial, by_setting
+from fl_lightning.analysis.trials import Trial, by_setting, comparable
 
 OTHER_PARTITIONS = "no seed with the same partition"
 MINUS = "\u2212"
@@ -82,6 +82,8 @@ def standings(
         shown = [setting for setting in settings if setting in named]
         if len(shown) < 2 or not able:
             continue
+        whole = comparable({standing.setting: by[standing.setting] for standing in able})
+        able = [standing for standing in able if standing.setting in whole]
         best = (max if mode == "max" else min)(able, key=lambda standing: standing.mean or 0.0).setting
         others = [setting for setting in shown if setting != best]
         results = holm([_pairs(by[best], by[setting], metric) for setting in others])
@@ -107,7 +109,8 @@ def _pairs(best: Sequence[Trial], other: Sequence[Trial], metric: str) -> Paired
 
 
 def _by_seed(group: Sequence[Trial], metric: str) -> dict[int, Trial]:
-    return {trial.seed: trial for trial in group if trial.measured(metric) is not None}
+    """Whole runs only: what was measured after another number of rounds is no pair."""
+    return {trial.seed: trial for trial in group if trial.measured(metric) is not None and not trial.stopped}
 
 
 def _value(trial: Trial, metric: str) -> float:

@@ -92,12 +92,17 @@ def achieved(group: Sequence[Trial], metric: str) -> float | None:
     """A setting's objective over its finished seeds; None where it was not measured, or is not a number.
 
     It is the mean, but of epsilon the largest, as in the table: a promise is no average. Where a seed has none, or
-    protects nothing, epsilon is infinite.
+    protects nothing, epsilon is infinite. Where a scheduler has ended some seeds, all count at their last common round.
     """
     finished = [trial for trial in group if trial.finished]
     if metric == "epsilon":
         spent = [trial.measured("epsilon") if trial.privacy else None for trial in finished]
         return max((math.inf if value is None else value for value in spent), default=None)
+    if any(trial.stopped for trial in finished):  # the last round that all seeds have measured
+        curves = [dict(trial.history.get(metric, ())) for trial in finished]
+        common = set.intersection(*(set(curve) for curve in curves))
+        values = [curve[max(common)] for curve in curves] if common else []
+        return mean([float(value) for value in values])
     centre = mean([value for trial in finished if (value := trial.measured(metric)) is not None])
     return None if centre is None or math.isnan(centre) else centre
 

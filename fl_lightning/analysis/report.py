@@ -19,7 +19,7 @@ from fl_lightning.analysis.report_text import report_blocks
 from fl_lightning.analysis.selection import selection_cost
 from fl_lightning.analysis.statistics import mean
 from fl_lightning.analysis.tables import caveats, to_csv
-from fl_lightning.analysis.trials import HISTORY, Trial, by_setting, from_children
+from fl_lightning.analysis.trials import HISTORY, Trial, by_setting, comparable, from_children
 from fl_lightning.config.scoring import scored_on
 from fl_lightning.tracking import (
     ChildRun,
@@ -217,10 +217,11 @@ def store_report(uri: str, parent_run_id: str, paths: Mapping[str, Path]) -> Non
 def best_setting(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, Any] | None:
     """The setting with the best mean of `sweep.metric` over its finished seeds; None if no trial measured it.
 
-    None also of a sweep with several objectives: it has a front and no best.
+    None also of a sweep with several objectives: it has a front and no best. `tied` other settings have the very same
+    mean; the first counts. Settings with trials that a scheduler has ended stand back while there are others.
     """
     means = []
-    for setting, group in by_setting(trials).items() if len(sweep.aims) == 1 else ():
+    for setting, group in comparable(by_setting(trials)).items() if len(sweep.aims) == 1 else ():
         values = [value for trial in group if (value := trial.measured(sweep.metric)) is not None]
         centre = mean(values)
         if centre is not None and math.isfinite(centre):
@@ -228,7 +229,8 @@ def best_setting(sweep: Sweep, trials: Sequence[Trial]) -> dict[str, Any] | None
     if not means:
         return None
     centre, found = (max if sweep.mode == "max" else min)(means, key=lambda item: item[0])
-    return {**found, "metric": sweep.metric, "mean": centre}
+    tied = sum(other == centre for other, _ in means) - 1
+    return {**found, "metric": sweep.metric, "mean": centre, "tied": tied}
 
 
 def best_settings(sweep: Sweep, trials: Sequence[Trial], found: Sequence[Family]) -> list[dict[str, Any]]:

@@ -70,6 +70,13 @@ def report_blocks(
     rows, found = come.rows, come.families
     blocks: list[Block] = [Heading(f"{sweep.name}: sweep {sweep.sweep_id}", 1)]
     blocks.append(Text(f"{_count(len(rows), 'setting')}, {_count(len(trials), 'trial')}. {_common(sweep)}"))
+    if 0 < len(trials) < sweep.num_trials:
+        blocks.append(
+            Text(
+                f"Unfinished: {sweep.num_trials - len(trials)} of {_count(sweep.num_trials, 'trial')} had not "
+                f"begun. If the sweep was stopped, `fl-lightning sweep --resume {sweep.sweep_id}` goes on."
+            )
+        )
     if said := budget_words(sweep):
         blocks.append(Text(said))
     if said := mismatch(found):
@@ -84,7 +91,7 @@ def report_blocks(
             which = f", {family.title()}" if len(found) > 1 else ""
             blocks += [Heading(f"Algorithms across settings{which}"), Table(*across)]
             blocks += [Notes([line]) for line in caveats(rows_of(family, rows))]
-    blocks += [Text(_best(item, sweep)) for item in best]
+    blocks += [Text(best_words(item, sweep)) for item in best]
     if (best or come.fronts) and (words := selection_words(sweep)):
         blocks.append(Text(words))
     if selection is not None:
@@ -157,11 +164,13 @@ def _costs(rows: Sequence[Row], named: Mapping[str, str], name: str) -> Table:
     return Table(["setting", "seeds", *headings, "epsilon"], lines, name=name)
 
 
-def _best(best: Mapping[str, Any], sweep: "Sweep") -> str:
+def best_words(best: Mapping[str, Any], sweep: "Sweep") -> str:
+    """The best setting in a sentence; `best` is from `best_setting`, with `promise` in words or without."""
     swept = ", ".join(f"{key}={axis_text(value)}" for key, value in best["params"].items()) or "the only setting"
-    among = f" ({best['promise']})" if best["promise"] else ""
+    among = f" ({best['promise']})" if best.get("promise") else ""
     return (
-        f"Best mean {sweep.metric} ({sweep.mode}){among}: {swept}, {best['mean']:.4f} over {_count(best['n'], 'seed')}."
+        f"Best mean {sweep.metric} ({sweep.mode}){among}: {swept}, {best['mean']:.4f} over {_count(best['n'], 'seed')}"
+        + (f"; {_count(best['tied'], 'other setting')} with the very same mean." if best.get("tied") else ".")
     )
 
 

@@ -152,7 +152,8 @@ def _number(value: float | None, digits: int) -> str:
 
 
 def _axis_cell(params: Mapping[str, Any], key: str) -> str:
-    return axis_text(params[key]) if key in params else "-"
+    value = params.get(key)
+    return "-" if key not in params else f"{value:.5g}" if isinstance(value, float) else axis_text(value)
 
 
 def markdown(headings: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
@@ -210,9 +211,15 @@ def caption(rows: Sequence[Row], own: Own | None = None) -> list[str]:
     if promises and any(row["unit"] is None and row["n"] for row in rows):
         lines.append("Rows with a dash under epsilon protect nothing.")
     if any(row["pareto"] for row in rows):
-        lines.append("Front: the numbers of the settings on the Pareto front; a dash, another setting is better.")
+        lines.append(
+            "Front: the numbers of the settings on the Pareto front; a dash: another setting of the same promise is "
+            "better, or an objective has no finite value."
+        )
     if ended := sum(row["stopped"] for row in rows):
-        lines.append(f"Trials ended early by the scheduler: {ended}; what each measured last is what counts.")
+        lines.append(
+            f"Trials ended early by the scheduler: {ended}; of each counts what it measured last, so a row with some "
+            "of them mixes runs of different lengths: it is not named the best, nor tested, while there are whole ones."
+        )
     return [*lines, *caveats(rows)]
 
 

@@ -99,6 +99,15 @@ class Trial:
         return sum(value for _, value in history) if history and self.finished else None
 
 
+def comparable(groups: Mapping[str, Sequence["Trial"]]) -> dict[str, Sequence["Trial"]]:
+    """The settings among which a best one may be named: those of whole runs, unless a scheduler has ended some of each.
+
+    What seeds have measured after different numbers of rounds is no mean of anything.
+    """
+    whole = {setting: group for setting, group in groups.items() if not any(trial.stopped for trial in group)}
+    return whole if any(trial.finished for group in whole.values() for trial in group) else dict(groups)
+
+
 def setting_of(params: Mapping[str, Any]) -> str:
     """Eight hexadecimal digits that name a set of swept values, whatever their order."""
     text = json.dumps(dict(params), sort_keys=True, default=str)

@@ -4,7 +4,9 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from fl_lightning.config.faults import Fault
+from fl_lightning.config.schema import RunConfig
 from fl_lightning.config.scoring import ON_TEST, ON_VALIDATION, metrics_of
+from fl_lightning.errors import ConfigError
 
 if TYPE_CHECKING:
     from fl_lightning.config.sweep import SweepConfig
@@ -44,6 +46,28 @@ def search_faults(sweep: "SweepConfig") -> Iterator[Fault]:
     if counted:
         rule = "contradicts sweep.selection: a trial that is ended because of others has no such account"
         yield Fault("sweep.scheduler", rule, sweep.scheduler)
+
+
+def check_scheduler(sweep: "SweepConfig", config: RunConfig) -> None:
+    """Refuses a scheduler that could never end a trial.
+
+    Args:
+        sweep: a valid sweep.
+        config: of its trials.
+
+    Raises:
+        ConfigError: no round from the first that counts to the last but one is measured.
+    """
+    if sweep.scheduler not in ("asha", "median"):
+        return
+    rounds, every, grace = config.fl.rounds, config.fl.eval_every, sweep.grace_rounds or 1
+    first = -(-grace // every) * every
+    if first >= rounds:
+        raise ConfigError(
+            f"sweep.scheduler={sweep.scheduler}: would be ignored: with sweep.grace_rounds={grace} and "
+            f"fl.eval_every={every} no round before the last of fl.rounds={rounds} is compared; lower one of the two, "
+            "or remove the scheduler"
+        )
 
 
 def budget_faults(sweep: "SweepConfig") -> Iterator[Fault]:
