@@ -16,6 +16,8 @@ import yaml
 from fl_lightning.cli import invoke
 from fl_lightning.errors import TrackingError
 from fl_lightning.tracking import children, connect, ensure_experiment, find_parent, held_back
+from fl_lightning.tracking.outbox import requests
+from fl_lightning.tracking.sender import Sender
 
 LONG = ["fl.rounds=500", "data.subset=0.2", "fl.num_clients=3", "tracking.uri=runs"]
 
@@ -168,3 +170,12 @@ def test_a_locked_database_is_named_within_seconds(tmp_path: Path, monkeypatch: 
         release.set()
         thread.join()
     ensure_experiment(uri, "study")
+
+
+def test_an_interruption_before_the_sending_thread_has_begun_loses_nothing() -> None:
+    """Ctrl-C may come between the making of the thread and its start; the end of the run then sends by itself."""
+    sender = Sender(None, "run")  # type: ignore[arg-type]  # nothing is sent here
+    sender._thread = threading.Thread(target=sender._work)
+    sender.put("values", *requests("tags", [("a", "b")]))
+    assert sender.drain(5.0) and sender.stop()
+    assert [item.record() for item in sender.lanes["values"].pending] == [{"tags": [("a", "b")]}]

@@ -115,8 +115,12 @@ def _start(ray: Any, cluster: Cluster | None) -> None:
     in_main = threading.current_thread() is threading.main_thread()
     handler = signal.getsignal(signal.SIGTERM) if in_main else None
     quiet: dict[str, Any] = {"log_to_driver": False, "configure_logging": False, "logging_level": logging.CRITICAL}
+    # Ray hands the interpreter's path to a shell as it stands; with a space in it no worker would ever start.
+    python = shlex.quote(sys.executable)
+    spaced = {"py_executable": python} if python != sys.executable else {}
     if cluster is not None:
-        quiet["runtime_env"] = {"env_vars": {name: os.environ[name] for name in FOR_WORKERS if name in os.environ}}
+        passed = {name: os.environ[name] for name in FOR_WORKERS if name in os.environ}
+        quiet["runtime_env"] = {"env_vars": passed, **spaced}
         try:
             ray.init(address=cluster.address, **quiet)
         except Exception as error:  # whatever Ray has against it: it is the user's to mend
@@ -124,9 +128,8 @@ def _start(ray: Any, cluster: Cluster | None) -> None:
     else:
         if len(os.environ.get("RAY_TMPDIR") or tempfile.gettempdir()) > LONGEST_TEMPORARY_FOLDER:
             quiet["_temp_dir"] = "/tmp/ray"
-        if (python := shlex.quote(sys.executable)) != sys.executable:
-            # Ray hands the interpreter's path to a shell as it stands; with a space in it no worker would ever start.
-            quiet["runtime_env"] = {"py_executable": python}
+        if spaced:
+            quiet["runtime_env"] = spaced
         ray.init(
             address="local",
             include_dashboard=False,

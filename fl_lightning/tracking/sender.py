@@ -52,7 +52,7 @@ class Sender:
 
     def drain(self, seconds: float) -> bool:
         """Waits until an attempt was made to send everything; False if that takes longer."""
-        if self._thread is None:
+        if not self._started():
             return True
         done = threading.Event()
         self._queue.put(done)
@@ -63,13 +63,17 @@ class Sender:
 
         False if it hangs in a request: the lanes may then be looked at, and nothing else.
         """
-        if self._thread is not None:
+        if self._thread is not None and self._started():
             self._queue.put(_END)
             self._thread.join(seconds)
         while not self._queue.empty():
             self._take(self._queue.get())
         self._sort()
         return self._thread is None or not self._thread.is_alive()
+
+    def _started(self) -> bool:
+        """Whether there is a thread; Ctrl-C may have come between its making and its start."""
+        return self._thread is not None and self._thread.ident is not None
 
     def _work(self) -> None:
         gathered_since: float | None = None
