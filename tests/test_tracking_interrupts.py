@@ -16,7 +16,7 @@ import yaml
 from fl_lightning.cli import invoke
 from fl_lightning.errors import TrackingError
 from fl_lightning.tracking import children, connect, ensure_experiment, find_parent, held_back
-from fl_lightning.tracking.outbox import requests
+from fl_lightning.tracking.outbox import Item, Lane, requests
 from fl_lightning.tracking.sender import Sender
 
 LONG = ["fl.rounds=500", "data.subset=0.2", "fl.num_clients=3", "tracking.uri=runs"]
@@ -179,3 +179,21 @@ def test_an_interruption_before_the_sending_thread_has_begun_loses_nothing() -> 
     sender.put("values", *requests("tags", [("a", "b")]))
     assert sender.drain(5.0) and sender.stop()
     assert [item.record() for item in sender.lanes["values"].pending] == [{"tags": [("a", "b")]}]
+
+
+def test_a_fault_while_sending_does_not_end_the_thread() -> None:
+    class Odd(Lane):
+        tries = 0
+
+        def put(self, *items: Item) -> None:
+            self.tries += 1
+            if self.tries == 1:
+                raise ImportError("half done")
+            self.pending.clear()
+
+    sender = Sender(None, "run")  # type: ignore[arg-type]  # nothing is sent here
+    sender.lanes["values"] = odd = Odd(None, "run")  # type: ignore[arg-type]
+    sender.put("values", *requests("tags", [("a", "b")]))
+    assert sender.drain(20.0) and odd.tries == 1 and len(odd.pending) == 1
+    assert sender.drain(20.0) and odd.tries == 2 and not odd.pending
+    assert sender.stop()

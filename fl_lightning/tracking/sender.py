@@ -4,15 +4,18 @@ What a run says goes into a queue, is gathered for a moment and sent as few requ
 takes less time than a request. The training thread takes no lock, so Ctrl-C at any moment leaves none behind.
 """
 
+import logging
 import queue
 import threading
 import time
 from typing import TYPE_CHECKING, Literal
 
-from fl_lightning.tracking.outbox import Item, Lane, merged
+from fl_lightning.tracking.outbox import FIRST_PAUSE, Item, Lane, merged
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+
+log = logging.getLogger("fl_lightning.tracking")
 
 GATHER_SECONDS = 2.0
 """How long what is said waits for more, unless it is asked for at once."""
@@ -90,9 +93,20 @@ class Sender:
             self._sort()
             gathered_since = None
             for lane in self.lanes.values():
-                lane.put()
+                self._send(lane)
             if isinstance(taken, threading.Event):
                 taken.set()
+
+    def _send(self, lane: Lane) -> None:
+        """Nothing that goes wrong here ends the thread, such as an import that Ctrl-C has left half done.
+
+        What waits is tried again, at the latest by the end of the run.
+        """
+        try:
+            lane.put()
+        except Exception as error:
+            log.debug("tracking: a fault while sending", exc_info=error)
+            lane.not_before = time.monotonic() + FIRST_PAUSE
 
     def _take(self, taken: object) -> bool:
         if isinstance(taken, tuple):
