@@ -10,6 +10,7 @@ import threading
 import time
 from typing import TYPE_CHECKING, Literal
 
+from fl_lightning.tracking.lifetime import held_back
 from fl_lightning.tracking.outbox import FIRST_PAUSE, Item, Lane, merged
 
 if TYPE_CHECKING:
@@ -46,8 +47,9 @@ class Sender:
             item.held()
             self._queue.put((lane, item))
         if self._thread is None:
-            self._thread = threading.Thread(target=self._work, name="fl-lightning-tracking", daemon=True)
-            self._thread.start()
+            with held_back():  # Ctrl-C in the middle of a thread's start would leave it running and unknown
+                self._thread = threading.Thread(target=self._work, name="fl-lightning-tracking", daemon=True)
+                self._thread.start()
 
     def now(self) -> None:
         """Lets what was put be sent without waiting for more; returns at once."""
