@@ -49,6 +49,11 @@ def finished_trials(database: Path) -> int:
         return 0
 
 
+def without_clocks(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The table but for its seconds, the one thing in it that no seed decides."""
+    return [{key: value for key, value in row.items() if not key.startswith("seconds")} for row in result["table"]]
+
+
 def wait_for(process: subprocess.Popen[bytes], database: Path, trials: int) -> None:
     deadline = time.monotonic() + 540
     while finished_trials(database) < trials:
@@ -89,7 +94,7 @@ def test_24_trials_killed_half_way_and_resumed_end_with_the_undisturbed_table(
     assert 12 <= len(before) < 24
     assert invoke(["sweep", "--resume", sweep_id, "--uri", "runs", "--quiet", "--output", "table.json"]) == 0
     resumed = json.loads((torn / "table.json").read_text())
-    assert len(undisturbed["table"]) == 12 and resumed["table"] == undisturbed["table"]
+    assert len(undisturbed["table"]) == 12 and without_clocks(resumed) == without_clocks(undisturbed)
     assert [trial["final"] for trial in resumed["trials"]] == [trial["final"] for trial in undisturbed["trials"]]
     after = children(uri, parent)
     assert len(after) == 24 and {child.status for child in after} == {"FINISHED"}
