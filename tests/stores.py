@@ -5,12 +5,13 @@ import pwd
 import shutil
 import signal
 import socket
+import sqlite3
 import subprocess
 import tempfile
 import time
 import urllib.error
 import urllib.request
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from importlib.util import find_spec
 from pathlib import Path
@@ -89,3 +90,18 @@ def postgresql() -> Iterator[str]:
         server.send_signal(signal.SIGINT)  # its fast end; at SIGTERM it waits until every client has left
         server.wait(60)
         shutil.rmtree(place, ignore_errors=True)
+
+
+def until(process: subprocess.Popen[str], database: Path, reached: Callable[[sqlite3.Connection], bool]) -> None:
+    """Waits for what a sweep has written."""
+    deadline = time.monotonic() + 400
+    while time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.05)
+        if database.exists():
+            try:
+                with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
+                    if reached(connection):
+                        return
+            except sqlite3.OperationalError:  # the tables are being made
+                continue
+    raise AssertionError(f"the sweep got nowhere; its exit code is {process.poll()}")

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from stores import until
 from sweeps import paired_sweep, single_config, sweep_from
 
 from fl_lightning import ConfigError, RunConfig, run
@@ -157,7 +158,7 @@ def test_a_stopped_sweep_leaves_killed_runs_and_no_process(number: int, code: in
     command = [sys.executable, "-m", "fl_lightning.cli", "sweep", "sweep=demo", "fl.rounds=500", "sweep.seeds=[1]"]
     process = subprocess.Popen(command, cwd=tmp_path, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
-        _wait_for_rounds(tmp_path / "mlruns" / "mlflow.db", process)
+        until(process, tmp_path / "mlruns" / "mlflow.db", _rounds_are_recorded)
         workers = _descendants(process.pid)
         process.send_signal(number)
         printed, complained = process.communicate(timeout=60)
@@ -175,18 +176,8 @@ def test_a_stopped_sweep_leaves_killed_runs_and_no_process(number: int, code: in
     assert workers and left == []
 
 
-def _wait_for_rounds(database: Path, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 180
-    while time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.3)
-        if database.exists():
-            try:
-                with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
-                    if connection.execute("SELECT count(*) FROM metrics WHERE key = 'test_accuracy'").fetchone()[0] > 2:
-                        return
-            except sqlite3.OperationalError:  # the tables are being made
-                continue
-    raise AssertionError(f"no round was recorded; the sweep's exit code is {process.poll()}")
+def _rounds_are_recorded(connection: sqlite3.Connection) -> bool:
+    return connection.execute("SELECT count(*) FROM metrics WHERE key = 'test_accuracy'").fetchone()[0] > 2
 
 
 def _descendants(pid: int) -> list[int]:
@@ -272,7 +263,7 @@ def test_a_killed_worker_fails_its_trial_alone(tmp_path: Path) -> None:
     )
     try:
         database = tmp_path / "mlruns" / "mlflow.db"
-        _wait_for_rounds(database, process)
+        until(process, database, _rounds_are_recorded)
         with sqlite3.connect(database) as connection:
             query = "SELECT r.name, t.value FROM runs r JOIN tags t ON t.run_uuid = r.run_uuid AND t.key = 'pid' "
             running = connection.execute(query + "WHERE r.status = 'RUNNING' AND r.name <> 'demo'").fetchall()

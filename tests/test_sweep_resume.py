@@ -6,13 +6,13 @@ import signal
 import sqlite3
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
+from stores import until
 from sweeps import sweep_from
 
 from fl_lightning.cli import invoke
@@ -68,21 +68,6 @@ def started(folder: Path, *more: str, content: dict[str, Any] | None = None) -> 
     command = [sys.executable, "-m", "fl_lightning.cli", "sweep", "sweep=mine.yaml", *more]
     output = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen(command, cwd=folder, text=True, **output)  # type: ignore[call-overload]
-
-
-def until(process: subprocess.Popen[str], database: Path, reached: Callable[[sqlite3.Connection], bool]) -> None:
-    """Waits for what a sweep has written."""
-    deadline = time.monotonic() + 400
-    while time.monotonic() < deadline and process.poll() is None:
-        time.sleep(0.05)
-        if database.exists():
-            try:
-                with sqlite3.connect(f"file:{database}?mode=ro", uri=True) as connection:
-                    if reached(connection):
-                        return
-            except sqlite3.OperationalError:  # the tables are being made
-                continue
-    raise AssertionError(f"the sweep got nowhere; its exit code is {process.poll()}")
 
 
 def half_way(connection: sqlite3.Connection) -> bool:

@@ -2,7 +2,6 @@
 
 import math
 import os
-import socket
 import subprocess
 import time
 import urllib.error
@@ -11,6 +10,7 @@ import urllib.request
 import pytest
 import torch
 import yaml
+from stores import free_port, wait_until_healthy
 
 from fl_lightning.errors import TrackingError
 from fl_lightning.records import RoundRecord
@@ -37,23 +37,6 @@ def test_pages_of_a_run():
     assert run_page("http://host:1/", "3", "abc") == "http://host:1/#/experiments/3/runs/abc"
     with pytest.raises(TrackingError, match="open this address"):
         ui_command("http://host:1")
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def wait_until_healthy(server: subprocess.Popen, address: str) -> None:
-    deadline = time.monotonic() + 120
-    while time.monotonic() < deadline and server.poll() is None:
-        try:
-            with urllib.request.urlopen(f"{address}/health", timeout=2):
-                return
-        except (urllib.error.URLError, OSError):
-            time.sleep(0.3)
-    raise AssertionError("the server did not start")
 
 
 def train_and_fail(tracker: RunTracker, config: dict, parent_run_id: str) -> None:

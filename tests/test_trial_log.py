@@ -13,8 +13,8 @@ def test_prints_warnings_and_loggers_are_heard_and_still_said(capsys: pytest.Cap
     with listening() as log:
         print("a line")
         print("a fault", file=sys.stderr)
-        logging.getLogger("some.library").warning("look %s", "here")
-        logging.getLogger("some.library").debug("never mind")
+        logging.getLogger("some.package").warning("look %s", "here")
+        logging.getLogger("some.package").debug("never mind")
         with warnings.catch_warnings():
             warnings.simplefilter("always")
             warnings.showwarning = lambda message, *rest, **more: print(f"warned: {message}", file=sys.stderr)  # type: ignore[assignment]
@@ -22,7 +22,7 @@ def test_prints_warnings_and_loggers_are_heard_and_still_said(capsys: pytest.Cap
         log.say("round 1")
     print("afterwards")
     text = log.text()
-    for said in ("a line\n", "a fault\n", "WARNING some.library: look here\n", "warned: mind this\n", "round 1\n"):
+    for said in ("a line\n", "a fault\n", "WARNING some.package: look here\n", "warned: mind this\n", "round 1\n"):
         assert said in text
     assert "never mind" not in text and "afterwards" not in text
     shown = capsys.readouterr()

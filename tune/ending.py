@@ -42,7 +42,9 @@ def conclude(
     selection = _selection(info, trials, study)
     report = write_report(info, trials, folder / "reports" / info.sweep_id, selection)
     _store(study, report)
-    _last_words(info, trials, come, report, study, selection, quiet)
+    best, by_promise = best_setting(info, trials), best_settings(info, trials, come.families)
+    named = by_promise or ([best] if best is not None else [])
+    _last_words(info, trials, come, named, report, study, selection, quiet)
     return {
         "sweep_id": info.sweep_id,
         "name": info.name,
@@ -51,8 +53,8 @@ def conclude(
         "stopped": sum(trial.stopped for trial in trials),
         "trials": [_as_json(trial) for trial in trials],
         "table": come.rows,
-        "best": best_setting(info, trials),
-        "best_by_promise": best_settings(info, trials, come.families),
+        "best": best,
+        "best_by_promise": by_promise,
         "selected_on": scored_on([metric for metric, _ in info.aims]),
         "pareto": come.pareto(),
         "budget": {name: dict(own) for name, own in info.budget.items()},
@@ -96,6 +98,7 @@ def _last_words(
     info: Sweep,
     trials: Sequence[Trial],
     come: Outcome,
+    named: Sequence[Mapping[str, Any]],
     report: Mapping[str, Path],
     study: Study | None,
     selection: Mapping[str, Any] | None,
@@ -113,8 +116,7 @@ def _last_words(
         which = f" ({front.promise})" if front.promise else ""
         told = f"{len(front.best)} of {len(front.best) + len(front.others)} settings"
         say(f"Pareto front of {front_words(front)}{which}: {told}")
-    best = best_settings(info, trials, come.families)
-    for item in best or [found for found in [best_setting(info, trials)] if found is not None]:
+    for item in named:
         say(best_words(item, info))
     if (words := selection_words(info)) and any(trial.finished for trial in trials):
         say(words)
